@@ -1,0 +1,40 @@
+# One virtual environment, made once from the locked versions; every target uses it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+export RAY_USAGE_STATS_ENABLED := 0
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test lint types serve bench clean
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else "packhouse needs Python 3.11 to 3.13, and $(PYTHON) is " + sys.version.split()[0] + ": set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(READY)  ## the main job, end to end, in about a minute
+	@$(BIN)/packhouse demo
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+test: lint types  ## lint, types and all tests
+	$(BIN)/python -m pytest
+
+serve: $(READY)  ## the service, embedded, on loopback
+	$(BIN)/packhouse serve
+
+bench: $(READY)  ## what is measured: a table, and JSON beside it in build/bench
+	$(BIN)/python tests/benchmarks/caching.py --out build/bench
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""packhouse.client: submit jobs, pull plans, stream packed batches."""

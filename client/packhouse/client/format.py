@@ -1,0 +1,234 @@
+"""Shards and manifests: their schemas, keys and checked readers.
+
+A **shard** is one Arrow IPC file with one record batch; a row is a sample:
+
+=================  ==============================  ==========================================================
+column             type                            meaning
+=================  ==============================  ==========================================================
+input_ids          large_list<uint16 or uint32>    token ids; the narrowest type that holds the whole vocabulary
+loss_mask          large_list<bool>                true where the token is trained; absent when all tokens are
+num_tokens         int32                           tokens of the sample, n
+attention_cost     int64                           n (n + 1) / 2, the lower triangle of its attention
+trained_tokens     int32                           tokens whose mask is true
+row                int32                           line of the record in its block, from 0
+=================  ==============================  ==========================================================
+
+Beside it lies a **meta** file with the last four columns only, so that planning never reads a token, and a
+**receipt**, a small JSON file written last: a shard exists when its receipt does.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from packhouse.client.digest import canonical_json, digest_bytes, digest_json
+from packhouse.client.errors import Damaged
+from packhouse.client.store import ReadStore
+
+FORMAT_VERSION = 1
+
+META_SCHEMA = pa.schema(
+    [
+        pa.field("num_tokens", pa.int32(), nullable=False),
+        pa.field("attention_cost", pa.int64(), nullable=False),
+        pa.field("trained_tokens", pa.int32(), nullable=False),
+        pa.field("row", pa.int32(), nullable=False),
+    ]
+)
+
+
+def shard_schema(vocab_size: int, *, masked: bool) -> pa.Schema:
+    """Return the schema of a shard whose ids are below ``vocab_size`` (added tokens included)."""
+    ids = pa.uint16() if vocab_size <= 1 << 16 else pa.uint32()
+    lists = [_list_field("input_ids", ids)]
+    if masked:
+        lists.append(_list_field("loss_mask", pa.bool_()))
+    return pa.schema([*lists, *META_SCHEMA])
+
+
+def _list_field(name: str, item: pa.DataType) -> pa.Field:
+    return pa.field(name, pa.large_list(pa.field("item", item, nullable=False)), nullable=False)
+
+
+def data_path(key: str) -> str:
+    """Return the store key of a shard's tokens."""
+    return f"shards/{key[:2]}/{key}.arrow"
+
+
+def meta_path(key: str) -> str:
+    """Return the store key of a shard's per-sample numbers."""
+    return f"shards/{key[:2]}/{key}.meta.arrow"
+
+
+def rejected_path(key: str) -> str:
+    """Return the store key of a shard's quarantine sidecar: JSON lines, absent when nothing was rejected."""
+    return f"shards/{key[:2]}/{key}.rejected.jsonl"
+
+
+def receipt_path(key: str) -> str:
+    """Return the store key of a shard's receipt."""
+    return f"shards/{key[:2]}/{key}.json"
+
+
+def manifest_path(dataset_id: str) -> str:
+    """Return the store key of a dataset's manifest."""
+    return f"datasets/{dataset_id}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """Length in bytes and xxh3-128 of a stored file."""
+
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a committed shard holds, in sums over its samples, and how to check its files."""
+
+    key: str
+    rows: int
+    tokens: int
+    trained_tokens: int
+    attention_cost: int
+    records: int
+    """Lines of the block that are not blank: rows + dropped + rejected."""
+    data: FileInfo
+    meta: FileInfo
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Records kept out, by reason; each stands in the sidecar."""
+    dropped: int = 0
+    """Samples longer than max_length, left out under overflow=drop."""
+    truncated: int = 0
+    """Samples cut at max_length under overflow=truncate."""
+    truncated_tokens: int = 0
+    """Tokens lost by the cuts and drops."""
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Build from the JSON form."""
+        return cls(**{**value, "data": FileInfo(**value["data"]), "meta": FileInfo(**value["meta"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A dataset: an ordered list of shards under one recipe.
+
+    The id depends on the recipe and on the shard keys in order, so on content alone: not on paths, worker count
+    or the library versions that wrote the files.
+    """
+
+    recipe: dict[str, Any]
+    vocab_size: int
+    shards: tuple[Receipt, ...]
+
+    @property
+    def recipe_digest(self) -> str:
+        """xxh3-128 of the recipe."""
+        return digest_json(self.recipe)
+
+    @property
+    def id(self) -> str:
+        """The dataset's content address."""
+        keys = [shard.key for shard in self.shards]
+        return digest_json({"format": FORMAT_VERSION, "recipe": self.recipe_digest, "shards": keys})
+
+    @property
+    def rows(self) -> int:
+        """Number of samples."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return sum(shard.tokens for shard in self.shards)
+
+    def dump(self) -> bytes:
+        """Return the manifest file."""
+        body = {
+            "format": FORMAT_VERSION,
+            "id": self.id,
+            "recipe": self.recipe,
+            "vocab_size": self.vocab_size,
+            "shards": [shard.to_json() for shard in self.shards],
+        }
+        return canonical_json(body)
+
+    @classmethod
+    def load(cls, data: bytes | pa.Buffer, dataset_id: str) -> Self:
+        """Read a manifest file; raise ``Damaged`` unless it is the one of ``dataset_id``."""
+        try:
+            body = json.loads(bytes(data))
+            shards = tuple(Receipt.from_json(shard) for shard in body["shards"])
+            manifest = cls(body["recipe"], body["vocab_size"], shards)
+        except (ValueError, KeyError, TypeError) as error:
+            raise Damaged(
+                f"the manifest of dataset {dataset_id} cannot be read ({error})", "run the job again"
+            ) from error
+        if manifest.id != dataset_id:
+            raise Damaged(f"the manifest of dataset {dataset_id} describes {manifest.id}", "run the job again")
+        return manifest
+
+
+def read_manifest(store: ReadStore, dataset_id: str) -> Manifest:
+    """Return the manifest of a dataset in ``store``."""
+    return Manifest.load(store.open(manifest_path(dataset_id)), dataset_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The tokens of a shard as flat arrays over its mapped file; sample ``i`` is ``offsets[i]:offsets[i + 1]``."""
+
+    offsets: np.ndarray[tuple[int], np.dtype[np.int64]]
+    """int64, rows + 1."""
+    input_ids: np.ndarray[tuple[int], np.dtype[np.unsignedinteger[Any]]]
+    """uint16 or uint32, tokens."""
+    mask_bits: np.ndarray[tuple[int], np.dtype[np.uint8]] | None
+    """uint8, one bit per token, least significant first; None when all tokens are trained."""
+
+    def mask(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Return the loss mask of the tokens ``start:stop`` of the shard, bool."""
+        if self.mask_bits is None:
+            return np.ones(stop - start, np.bool_)
+        first = start >> 3
+        bits = np.unpackbits(self.mask_bits[first : (stop + 7) >> 3], bitorder="little")
+        return bits[start - (first << 3) : stop - (first << 3)].view(np.bool_)
+
+
+def read_shard(store: ReadStore, receipt: Receipt) -> Shard:
+    """Open a shard's tokens, checked against its receipt; raise ``Damaged`` or ``NotFound``."""
+    batch = _read_batch(store, data_path(receipt.key), receipt.data, receipt)
+    ids = batch.column("input_ids")
+    offsets = np.frombuffer(ids.buffers()[1], np.int64, receipt.rows + 1) if receipt.rows else np.zeros(1, np.int64)
+    values = np.asarray(ids.values)[: receipt.tokens]
+    bits = None
+    if "loss_mask" in batch.schema.names:
+        buffer = batch.column("loss_mask").values.buffers()[1]
+        bits = np.frombuffer(buffer, np.uint8) if buffer is not None else np.zeros(0, np.uint8)
+    return Shard(offsets, values, bits)
+
+
+def read_meta(store: ReadStore, receipt: Receipt) -> pa.RecordBatch:
+    """Open a shard's per-sample numbers (``META_SCHEMA``), checked against its receipt."""
+    return _read_batch(store, meta_path(receipt.key), receipt.meta, receipt)
+
+
+def _read_batch(store: ReadStore, key: str, info: FileInfo, receipt: Receipt) -> pa.RecordBatch:
+    remedy = "run the job again to rebuild the shard"
+    buffer = store.open(key)
+    if buffer.size != info.bytes:
+        raise Damaged(f"{key} has {buffer.size} bytes and its manifest says {info.bytes}", remedy)
+    if digest_bytes(buffer) != info.digest:
+        raise Damaged(f"the bytes of {key} are not those its manifest states", remedy)
+    batch = pa.ipc.open_file(buffer).get_batch(0)
+    if batch.num_rows != receipt.rows:
+        raise Damaged(f"{key} has {batch.num_rows} rows and its manifest says {receipt.rows}", remedy)
+    return batch

@@ -1,0 +1,225 @@
+"""REST models: what goes over the wire. Unknown fields are refused; numbers are finite."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DEFAULT_URL = "http://127.0.0.1:7077"
+
+
+class Wire(BaseModel):
+    """Base of the models: frozen, no unknown field, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class JobSpec(Wire):
+    """A caching job: these sources, this tokenizer, this way from record to tokens."""
+
+    sources: Annotated[list[str], Field(min_length=1)]
+    """Files, folders or globs, as absolute paths on the service's machine. Order counts; folders sort by bytes."""
+    tokenizer: str
+    """Folder with a tokenizer.json, as an absolute path on the service's machine."""
+    kind: Literal["text", "chat"] = "text"
+    text_field: str = "text"
+    messages_field: str = "messages"
+    template: str | None = None
+    """Chat template as Jinja text; None uses the tokenizer's own."""
+    loss: Literal["all", "assistant"] | None = None
+    """Which tokens are trained; None means all for text and assistant for chat."""
+    add_bos: bool = False
+    add_eos: bool | None = None
+    """Whether each sample ends with the end-of-sequence id; None means yes for text and no for chat."""
+    max_length: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    overflow: Literal["truncate", "drop", "error"] = "truncate"
+    """What happens to a sample longer than max_length."""
+    on_bad_record: Literal["quarantine", "fail"] = "quarantine"
+    max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of bad records above which the job fails."""
+    name: str | None = None
+    """A label for people; it changes nothing."""
+
+
+class JobState(StrEnum):
+    """Life of a job: queued → running → succeeded, failed or cancelled."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        """Whether the job has ended."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class Progress(Wire):
+    """Where a job stands: sums over the blocks done so far."""
+
+    phase: Literal["waiting", "scanning", "encoding", "done"] = "waiting"
+    sources: int = 0
+    blocks: int = 0
+    blocks_done: int = 0
+    hits: int = 0
+    misses: dict[str, int] = {}
+    """Blocks that had to be encoded, by reason."""
+    rows: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    records: int = 0
+    rejected: dict[str, int] = {}
+    """Records kept out, by reason."""
+    dropped: int = 0
+    truncated: int = 0
+    truncated_tokens: int = 0
+    bytes: int = 0
+    """Length of all sources."""
+    bytes_done: int = 0
+    """Of those, what is in the dataset so far, by a hit or by work."""
+    bytes_read: int = 0
+    """Source bytes that this job read."""
+    seconds: float = 0
+    mb_per_s: float = 0
+    """Millions of source bytes encoded per second since encoding began; 0 when every block was a hit."""
+    eta_seconds: float | None = None
+    engines: dict[str, int] = {}
+    """Blocks encoded, by engine."""
+    audited: int = 0
+    """Rows that were encoded by both engines and compared."""
+    fallbacks: dict[str, int] = {}
+    """Slower paths taken, by reason."""
+
+
+class Problem(BaseModel):
+    """An RFC 9457 problem document."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    remedy: str = ""
+
+
+class Job(Wire):
+    """A job as the service tells it."""
+
+    id: str
+    state: JobState
+    spec: JobSpec
+    recipe: str
+    """Recipe digest."""
+    version: int
+    """Grows with every change of the job; the id of its events."""
+    progress: Progress
+    dataset: str | None = None
+    error: Problem | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class Rejected(Wire):
+    """A record kept out of a dataset."""
+
+    source: str
+    line: int
+    """From 1, blank lines included."""
+    offset: int
+    """Bytes from the start of the source."""
+    length: int
+    """Bytes of the line."""
+    reason: str
+    detail: str
+
+
+class Dataset(Wire):
+    """A dataset as the service tells it."""
+
+    id: str
+    recipe_digest: str
+    recipe: dict[str, Any]
+    vocab_size: int
+    shards: int
+    rows: int
+    tokens: int
+    trained_tokens: int
+    attention_cost: int
+    bytes: int
+
+
+class CostModel(Wire):
+    """Cost of a segment of n tokens: ``token`` · n + ``square`` · n². The default is a 7B dense model's shape."""
+
+    token: Annotated[int, Field(ge=0)] = 24576
+    square: Annotated[int, Field(ge=0)] = 1
+
+
+class PlanSpec(Wire):
+    """What a plan is asked for; with the datasets' content it decides the plan's id."""
+
+    datasets: Annotated[list[str], Field(min_length=1)]
+    strategy: Literal["internevo", "best_fit"] = "best_fit"
+    pack_length: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    """Tokens of a pack."""
+    seq_len: Annotated[int, Field(ge=1)] | None = None
+    """Longest segment, for strategy internevo; None means pack_length."""
+    ranks: Annotated[int, Field(ge=1)] = 1
+    micro_batches: Annotated[int, Field(ge=1)] = 1
+    """A step holds ranks · micro_batches packs."""
+    overlong: Literal["truncate", "split", "drop", "error"] = "split"
+    """What happens to a sample longer than a pack, for strategy best_fit."""
+    tail: Literal["pad", "drop"] = "pad"
+    """What happens to a last step that is not full: filled with empty packs, or left out and counted."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = 0
+    """Order of the samples; None keeps the datasets' own."""
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Passes over the samples, each in an order of its own."""
+    cost: CostModel = CostModel()
+
+
+class PlanReport(Wire):
+    """How good a plan is, before a GPU is taken."""
+
+    samples: int
+    """Samples asked for, over all epochs."""
+    tokens: int
+    """Tokens in packs."""
+    packs: int
+    """Packs with at least one segment."""
+    empty_packs: int
+    """Packs added so that the last step is whole."""
+    steps: int
+    segments: int
+    padding_tokens: int
+    padding: float
+    """Share of all slots, empty packs included, that hold padding."""
+    zero_length: int
+    """Samples without a token, left out."""
+    truncated_samples: int
+    truncated_tokens: int
+    split_samples: int
+    dropped_samples: int
+    dropped_tokens: int
+    """Tokens left out with dropped samples and with a dropped last step."""
+    segments_per_pack_mean: float
+    segments_per_pack_max: int
+    imbalance_mean: float
+    """Mean over steps of (greatest cost of a rank / mean cost of the ranks)."""
+    imbalance_p99: float
+    shards_per_step_mean: float
+
+
+class Plan(Wire):
+    """A plan as the service tells it."""
+
+    id: str
+    spec: PlanSpec
+    report: PlanReport
+    stored: bool
+    """False for a dry run."""
