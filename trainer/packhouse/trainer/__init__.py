@@ -1,1 +1,20 @@
-"""packhouse.trainer."""
+"""packhouse.trainer: a plain InternLM2 and the loop that trains it on the packs of a plan."""
+
+from packhouse.trainer.loss import count_trained_tokens, cross_entropy
+from packhouse.trainer.model import CONFIGS, InternLM2, ModelConfig
+from packhouse.trainer.optim import TrainConfig, learning_rate, make_optimizer
+from packhouse.trainer.train import StepLog, print_step, train
+
+__all__ = [
+    "CONFIGS",
+    "InternLM2",
+    "ModelConfig",
+    "StepLog",
+    "TrainConfig",
+    "count_trained_tokens",
+    "cross_entropy",
+    "learning_rate",
+    "make_optimizer",
+    "print_step",
+    "train",
+]

@@ -1,1 +1,1 @@
-"""packhouse.worker."""
+"""packhouse.worker: from source to shards on Ray, and from shards to plans."""

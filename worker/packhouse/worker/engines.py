@@ -1,0 +1,202 @@
+"""Encoding engines: from texts to ids, fast behind proof, and always those of the Hugging Face tokenizer.
+
+gigatoken (Rust) encodes an order of magnitude faster than ``tokenizers``. It is used only after a probe set has come
+out equal, and while it is in use a sample of every block is encoded by both. One difference, and the Hugging Face
+engine takes over.
+"""
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import tokenizers
+import xxhash
+
+from packhouse.worker.probes import probes
+
+Ids = np.ndarray[tuple[int], np.dtype[np.uint32]]
+Offsets = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+RECYCLE_BYTES = 768 << 20
+"""Text after which the fast engine is loaded anew, because its caches grow with every distinct word."""
+AUDIT_ROWS = 8
+"""Rows of a block that both engines encode."""
+AUDIT_CHARACTERS = 1024
+"""Of a longer row, so many characters are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Ids of several texts, flat: text ``i`` is ``ids[offsets[i]:offsets[i + 1]]``."""
+
+    ids: Ids
+    offsets: Offsets
+
+
+class Engine(Protocol):
+    """Turns texts into ids, special tokens in the text recognised, none added."""
+
+    name: str
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Encode ``texts``."""
+
+
+class HuggingFaceEngine:
+    """The ``tokenizers`` library: the truth, and the way out."""
+
+    name = "huggingface"
+
+    def __init__(self, backend: str) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_str(backend)
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Encode ``texts``."""
+        rows = [item.ids for item in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        ids = np.fromiter(itertools.chain.from_iterable(rows), np.uint32, int(offsets[-1]))
+        return Encoded(ids, offsets)
+
+    def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of one text and, for each, the characters it stands for."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+
+class GigatokenEngine:
+    """gigatoken on the calling thread; raises ``RuntimeError`` or ``ValueError`` for a tokenizer it cannot load."""
+
+    name = "gigatoken"
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._load()
+
+    def _load(self) -> None:
+        import gigatoken
+
+        self._tokenizer = gigatoken.Tokenizer.from_json(self._backend)
+        self._bytes = 0
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Encode ``texts``."""
+        if self._bytes > RECYCLE_BYTES:
+            self._load()
+        self._bytes += sum(map(len, texts))
+        layout = self._tokenizer.encode_batch(list(texts), parallel=False).layout
+        offsets = np.asarray(layout.offsets.data, np.int64)
+        ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
+        return Encoded(ids, offsets - offsets[0])
+
+
+class Encoder:
+    """Encodes by the fast engine while it is proven and by the Hugging Face one else; counts what it does."""
+
+    def __init__(self, backend: dict[str, Any], *, fast: bool = True) -> None:
+        text = json.dumps(backend)
+        self.slow = HuggingFaceEngine(text)
+        self.fast: Engine | None = None
+        self.reason = "" if fast else "switched off for this recipe"
+        """Why the fast engine is not in use."""
+        self.token_bytes = token_bytes(backend)
+        self.audited = 0
+        if fast:
+            self._prove(text, backend)
+
+    @property
+    def name(self) -> str:
+        """Name of the engine in use."""
+        return (self.fast or self.slow).name
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Encode ``texts``; some of them by both engines when the fast one is in use."""
+        if self.fast is None:
+            return self.slow.encode(texts)
+        encoded = self.fast.encode(texts)
+        if self._audit(texts, encoded):
+            return encoded
+        self.give_up("gigatoken and tokenizers differed on a row")
+        return self.slow.encode(texts)
+
+    def give_up(self, reason: str) -> None:
+        """Use the Hugging Face engine from now on."""
+        self.fast = None
+        self.reason = reason
+
+    def _prove(self, text: str, backend: dict[str, Any]) -> None:
+        try:
+            self.fast = GigatokenEngine(text)
+        except Exception as error:  # its loader raises bare exceptions for models it does not know
+            self.reason = f"gigatoken cannot load this tokenizer ({str(error).splitlines()[0][:200]})"
+            return
+        texts = probes([token["content"] for token in backend["added_tokens"]])
+        if not _equal(self.fast.encode(texts), self.slow.encode(texts)):
+            self.give_up("gigatoken and tokenizers differ on the probes")
+
+    def _audit(self, texts: Sequence[str], encoded: Encoded) -> bool:
+        assert self.fast is not None
+        rows = _sample(texts)
+        self.audited += len(rows)
+        short = [row for row in rows if len(texts[row]) <= AUDIT_CHARACTERS]
+        truth = self.slow.encode([texts[row] for row in short])
+        for index, row in enumerate(short):
+            ours = encoded.ids[encoded.offsets[row] : encoded.offsets[row + 1]]
+            if not np.array_equal(ours, truth.ids[truth.offsets[index] : truth.offsets[index + 1]]):
+                return False
+        parts = [_excerpt(texts[row]) for row in rows if len(texts[row]) > AUDIT_CHARACTERS]
+        return not parts or _equal(self.fast.encode(parts), self.slow.encode(parts))
+
+
+def _equal(left: Encoded, right: Encoded) -> bool:
+    return np.array_equal(left.offsets, right.offsets) and np.array_equal(left.ids, right.ids)
+
+
+def _sample(texts: Sequence[str]) -> list[int]:
+    """Return the rows to audit: the same for the same texts, and spread over all of them."""
+    if len(texts) <= AUDIT_ROWS:
+        return list(range(len(texts)))
+    seed = xxhash.xxh3_64_intdigest(texts[0].encode("utf-8", "replace")) ^ len(texts)
+    stride = len(texts) / AUDIT_ROWS
+    return [int(index * stride) + (seed >> (index * 5)) % max(int(stride), 1) for index in range(AUDIT_ROWS)]
+
+
+def _excerpt(text: str) -> str:
+    start = xxhash.xxh3_64_intdigest(text[:256].encode("utf-8", "replace")) % (len(text) - AUDIT_CHARACTERS + 1)
+    return text[start : start + AUDIT_CHARACTERS]
+
+
+def token_bytes(backend: dict[str, Any]) -> np.ndarray[tuple[int], np.dtype[np.int32]] | None:
+    """Return how many bytes of text each id stands for (int32, vocabulary), or None where ids do not tell.
+
+    In a byte-level BPE every character of a vocabulary entry stands for one byte; an added token stands for itself.
+    """
+    model = backend["model"]
+    levels = _kinds(backend.get("pre_tokenizer"))
+    plain = not any(model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix"))
+    if model.get("type") != "BPE" or "ByteLevel" not in levels or not plain:
+        return None
+    entries = {index: len(entry) for entry, index in model["vocab"].items()}
+    entries |= {token["id"]: len(token["content"].encode()) for token in backend["added_tokens"]}
+    lengths = np.zeros(1 + max(entries), np.int32)
+    lengths[list(entries)] = list(entries.values())
+    return lengths
+
+
+def normalizes(backend: dict[str, Any]) -> str | None:
+    """Return 'none' or 'NFC' for what a tokenizer does to text before it splits it, or None for anything else."""
+    kinds = _kinds(backend.get("normalizer")) - {"Sequence"}
+    return {frozenset(): "none", frozenset({"NFC"}): "NFC"}.get(frozenset(kinds))
+
+
+def _kinds(part: Any) -> set[str]:
+    """Return the types of a normalizer or pre-tokenizer and of all within it."""
+    if isinstance(part, dict):
+        own = {part["type"]} if isinstance(part.get("type"), str) else set()
+        return own.union(*(_kinds(value) for value in part.values()))
+    if isinstance(part, list):
+        return set().union(*(_kinds(value) for value in part))
+    return set()

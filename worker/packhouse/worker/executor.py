@@ -1,0 +1,112 @@
+"""Ray, and all that the pipeline needs of it: start, submit, wait, cancel. No other file knows it."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+from ray import exceptions
+
+from packhouse.client.errors import PackhouseError, Unavailable
+
+Task = Any
+"""A running call, as Ray refers to it."""
+
+_ENVIRONMENT = {
+    # A task has one CPU; libraries that would take them all are told so.
+    "RAYON_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+
+class WorkerDied(Exception):
+    """The process that ran a task is gone: killed, out of memory, or its node was lost."""
+
+
+class Executor:
+    """Runs functions of installed modules on Ray: a local one that it starts, or the cluster at ``address``.
+
+    Start it from the main thread: what Ray starts ends with the thread that started it.
+    """
+
+    def __init__(self, num_cpus: int | None = None, address: str | None = None) -> None:
+        self._num_cpus = num_cpus
+        self._address = address
+        self._remote: dict[Callable[..., Any], Any] = {}
+
+    def start(self) -> None:
+        """Start or join Ray; raise ``Unavailable`` when it cannot be had."""
+        local: dict[str, Any] = {
+            "num_cpus": self._num_cpus or len(os.sched_getaffinity(0)),
+            "num_gpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": 100 << 20,  # results are receipts
+            "_node_ip_address": "127.0.0.1",
+        }
+        try:
+            ray.init(
+                address=self._address or "local",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": _ENVIRONMENT},
+                **({} if self._address else local),
+            )
+        except Exception as error:  # Ray raises whatever its parts raise
+            where = self._address or "this machine"
+            raise Unavailable(f"Ray cannot be started or joined on {where} ({error})", "see Ray's logs") from error
+
+    def shutdown(self) -> None:
+        """Leave Ray; a local one ends with all its processes."""
+        ray.shutdown()
+
+    def healthy(self) -> bool:
+        """Whether Ray answers."""
+        try:
+            return bool(ray.is_initialized() and _cpus())
+        except Exception:  # a lost head shows in many ways
+            return False
+
+    @property
+    def cpus(self) -> int:
+        """CPUs of all nodes, at least 1."""
+        return max(_cpus(), 1)
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Task:
+        """Start ``function`` on a worker with one CPU. Ray never retries it: whoever waits decides."""
+        if function not in self._remote:
+            self._remote[function] = ray.remote(num_cpus=1, max_retries=0)(function)
+        return self._remote[function].remote(*args, **kwargs)
+
+    def wait(self, tasks: Sequence[Task], timeout: float) -> list[Task]:
+        """Return the tasks that have ended, after at most ``timeout`` seconds."""
+        return list(ray.wait(list(tasks), num_returns=1, timeout=timeout)[0]) if tasks else []
+
+    def result(self, task: Task) -> Any:
+        """Return what an ended task returned or raise what it raised; ``WorkerDied`` if its process did not end well."""
+        try:
+            return ray.get(task)
+        except exceptions.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, PackhouseError):
+                raise cause from None
+            raise
+        except (exceptions.WorkerCrashedError, exceptions.OutOfMemoryError, exceptions.NodeDiedError) as error:
+            raise WorkerDied(str(error).splitlines()[0]) from None
+        except exceptions.RayError as error:
+            raise Unavailable(f"Ray lost a task ({str(error).splitlines()[0]})", "submit the job again") from None
+
+    def cancel(self, tasks: Sequence[Task]) -> None:
+        """Interrupt tasks: queued ones never start, running ones end at their next Python instruction."""
+        for task in tasks:
+            ray.cancel(task)
+
+
+def _cpus() -> int:
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return int(resources.get("CPU", 0))

@@ -1,0 +1,20 @@
+"""Compilation of kernels with numba, kept on disk where a folder can be written."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numba
+
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
+
+def compiled(kernel: Kernel) -> Kernel:
+    """Return ``kernel`` compiled at its first call.
+
+    The cache saves each new process some seconds. numba refuses to cache where neither the package's folder nor the
+    user's own is writable; such an install compiles in every process.
+    """
+    try:
+        return numba.njit(cache=True)(kernel)  # type: ignore[no-any-return]
+    except RuntimeError:
+        return numba.njit(kernel)  # type: ignore[no-any-return]

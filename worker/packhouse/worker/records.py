@@ -1,0 +1,216 @@
+"""Records: from the lines of a block to texts and chats, with a reason for each one kept out."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+MAX_RECORD = 256 << 20
+"""Bytes of the longest line that is read."""
+
+_BOM = b"\xef\xbb\xbf"
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_WEIGHTS = ("loss", "loss_weight", "weight")
+
+
+class BadRecord(Exception):
+    """A record that cannot be used: a reason to count by, and a detail that shows none of its content."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Where in its block a bad record stands, and why it is out. It never holds the record."""
+
+    row: int
+    offset: int
+    length: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a block that is not blank."""
+
+    row: int
+    """Number in the block, from 0, blank lines included."""
+    offset: int
+    """Bytes from the start of the block."""
+    data: bytes
+
+    def reject(self, error: BadRecord) -> Reject:
+        """Return the quarantine entry of this line."""
+        return Reject(self.row, self.offset, len(self.data), error.reason, error.detail)
+
+
+def lines(data: bytes, *, first: bool) -> Iterator[Line]:
+    """Yield the lines of a block; ``first`` says that it starts its source, so that a byte-order mark is skipped."""
+    offset = 0
+    for row, line in enumerate(data.split(b"\n")):
+        text = line.removeprefix(_BOM) if first and row == 0 else line
+        if text.strip():
+            yield Line(row, offset, text)
+        offset += len(line) + 1
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """Return the JSON object in ``line``; raise ``BadRecord``."""
+    if len(line) > MAX_RECORD:
+        raise BadRecord("too_large", f"{len(line)} bytes, and the limit is {MAX_RECORD}")
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise _json_error(line, error) from None
+    if not isinstance(record, dict):
+        raise BadRecord("not_an_object", f"a record is a JSON object, and this is {_kind(record)}")
+    return record
+
+
+def _json_error(line: bytes, error: orjson.JSONDecodeError) -> BadRecord:
+    try:
+        line.decode()
+    except UnicodeDecodeError as wrong:
+        return BadRecord("invalid_utf8", f"byte {wrong.start} of the line is not UTF-8")
+    return BadRecord("invalid_json", str(error))
+
+
+def text_of(record: dict[str, Any], name: str) -> str:
+    """Return the text under ``name``; raise ``BadRecord``."""
+    if name not in record:
+        raise BadRecord("missing_field", f"no field {name!r}; there are {_names(record)}")
+    text = record[name]
+    if not isinstance(text, str):
+        raise BadRecord("wrong_type", f"field {name!r} is {_kind(text)}, not a string")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation in the form that chat templates read."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    trained: list[bool] = field(default_factory=list)
+    """For each assistant message, in order, whether its tokens may be trained."""
+
+    def strings(self) -> Iterator[str]:
+        """Yield every string that came from the record and could show in the rendered text."""
+        for message in self.messages:
+            for name, value in message.items():
+                if name != "role":
+                    yield from _strings(value)
+        if self.tools:
+            yield from _strings(self.tools)
+
+
+def chat_of(record: dict[str, Any], name: str) -> Chat:
+    """Return the conversation under ``name`` (and the tools beside it); raise ``BadRecord``.
+
+    Content is a string or a list of typed parts: ``text``, ``reasoning`` and ``tool_call`` with their text under
+    ``text`` or ``value``. A zero under ``loss``, ``loss_weight`` or ``weight`` keeps an assistant message untrained.
+    """
+    if name not in record:
+        raise BadRecord("missing_field", f"no field {name!r}; there are {_names(record)}")
+    items = record[name]
+    if not isinstance(items, list):
+        raise BadRecord("wrong_type", f"field {name!r} is {_kind(items)}, not a list of messages")
+    if not items:
+        raise BadRecord("empty", f"field {name!r} has no message")
+    messages, trained = [], []
+    for index, item in enumerate(items):
+        message, weight = _message(item, index)
+        messages.append(message)
+        if message["role"] == "assistant":
+            trained.append(weight != 0)
+        elif weight:
+            raise BadRecord("unsupported", f"message {index} ({message['role']}) asks to be trained")
+    return Chat(messages, _tools(record.get("tools")), trained)
+
+
+def _message(item: Any, index: int) -> tuple[dict[str, Any], float | None]:
+    if not isinstance(item, dict):
+        raise BadRecord("wrong_type", f"message {index} is {_kind(item)}, not an object")
+    message = {name: value for name, value in item.items() if value is not None and name not in _WEIGHTS}
+    weight = next((item[name] for name in _WEIGHTS if item.get(name) is not None), None)
+    if weight is not None and not isinstance(weight, int | float):
+        raise BadRecord("wrong_type", f"the loss weight of message {index} is {_kind(weight)}, not a number")
+    if not isinstance(message.get("role"), str):
+        raise BadRecord("missing_field", f"message {index} has no role")
+    content = message.get("content")
+    if isinstance(content, list):
+        message.update(_parts(content, index))
+    elif content is None and message.get("tool_calls"):
+        message["content"] = ""
+    elif not isinstance(content, str):
+        raise BadRecord("wrong_type", f"the content of message {index} is {_kind(content)}, not a string")
+    reasoning = next((message[name] for name in _REASONING if name in message), None)
+    if reasoning is not None:  # templates read it under several names
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return message, weight
+
+
+def _parts(parts: list[Any], index: int) -> dict[str, Any]:
+    """Join typed content parts into the fields that templates read."""
+    text: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        value = part.get("text", part.get("value")) if isinstance(part, dict) else None
+        if kind not in ("text", "reasoning", "tool_call") or not isinstance(value, str):
+            raise BadRecord("unsupported", f"message {index} has a content part of type {kind!r}")
+        if kind == "tool_call":
+            calls.append({"type": "function", "function": _loads(value, f"a tool call of message {index}")})
+        else:
+            (text if kind == "text" else reasoning).append(value)
+    fields: dict[str, Any] = {"content": "".join(text)}
+    if reasoning:
+        fields["reasoning_content"] = "".join(reasoning)
+    if calls:
+        fields["tool_calls"] = calls
+    return fields
+
+
+def _tools(tools: Any) -> list[dict[str, Any]] | None:
+    value = _loads(tools, "field 'tools'") if isinstance(tools, str) and tools else tools
+    if not value:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise BadRecord("wrong_type", "field 'tools' is not a list of objects")
+    return value
+
+
+def _loads(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise BadRecord("invalid_json", f"{what} is not valid JSON") from None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _names(record: dict[str, Any]) -> str:
+    names = sorted(record)
+    return ", ".join(repr(name[:40]) for name in names[:8]) + (", …" if len(names) > 8 else "") if names else "none"

@@ -1,0 +1,199 @@
+"""Sources and blocks: which files a job reads, and where content says to cut them.
+
+A block ends at the first line, past a minimum size, whose hash meets a condition; a maximum size caps it. So an
+appended tail changes only the last block, and an insertion only its neighbourhood.
+"""
+
+import glob
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import xxhash
+
+from packhouse.client.digest import digest_bytes
+from packhouse.client.errors import InvalidRequest, PackhouseError
+
+MIN_BLOCK = 16 << 20
+"""Bytes before which a block does not end, unless its source does."""
+MAX_BLOCK = 32 << 20
+"""Bytes after which a block ends at the next line end, whatever the content."""
+MEAN_TAIL = 4 << 20
+"""Bytes past the minimum at which content ends a block, on average."""
+
+_SUFFIXES = {".jsonl", ".ndjson", ".json"}
+_UNREAD = {".gz", ".zst", ".bz2", ".xz", ".zip", ".parquet", ".arrow", ".feather", ".bin", ".tar"}
+_READ_AT_ONCE = 4 << 20
+
+
+class SourceChanged(PackhouseError):
+    """A source is not, or is no longer, what it was when the job looked at it first."""
+
+    kind = "source-changed"
+    status = 409
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A line-aligned piece of a source."""
+
+    source: str
+    offset: int
+    """Bytes from the start of the source."""
+    length: int
+    """Bytes."""
+    first_line: int
+    """Number of the block's first line in the source, from 0, blank lines included."""
+    lines: int
+    """Lines of the block, blank ones included."""
+    digest: str
+    """xxh3-128 of its bytes."""
+
+
+def expand(sources: list[str]) -> list[str]:
+    """Return the files that ``sources`` (files, folders, globs) name, in order; folders and globs sort by bytes.
+
+    No data is read beyond the first bytes of each file. Raises ``InvalidRequest`` for a relative path, for one that
+    names nothing, and for a file that cannot be read or is of a kind that is not JSON lines.
+    """
+    files: list[str] = []
+    for source in sources:
+        if not os.path.isabs(source):
+            raise InvalidRequest(f"the source {source!r} is a relative path", "give an absolute one")
+        files.extend(_expand_one(source))
+    for file in files:
+        _check_readable(file)
+    return files
+
+
+def _expand_one(source: str) -> list[str]:
+    if os.path.isdir(source):
+        found = [str(path) for path in Path(source).rglob("*") if path.suffix in _SUFFIXES and path.is_file()]
+        remedy = "name the files, or give them one of the suffixes " + ", ".join(sorted(_SUFFIXES))
+    elif os.path.exists(source) or not glob.has_magic(source):
+        return [source]
+    else:
+        found = [path for path in glob.glob(source, recursive=True) if os.path.isfile(path)]
+        remedy = "check the pattern"
+    if not found:
+        raise InvalidRequest(f"the source {source!r} matches no JSON lines file", remedy)
+    return sorted(found, key=os.fsencode)
+
+
+def _check_readable(file: str) -> None:
+    if Path(file).suffix in _UNREAD:
+        raise InvalidRequest(f"the source {file!r} is not a JSON lines file", "unpack or convert it to .jsonl first")
+    try:
+        with open(file, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise InvalidRequest(f"the source {file!r} is not a regular file", "name a file, a folder or a glob")
+            if opened.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+                raise InvalidRequest(f"the source {file!r} is a JSON array", "write one record a line instead")
+    except OSError as error:
+        raise InvalidRequest(f"the source {file!r} cannot be read ({error.strerror})", "check the path") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What tells that a local file has not changed, without reading it."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: str) -> Self:
+        """Stat ``path``; raise ``SourceChanged`` if it has gone."""
+        try:
+            info = os.stat(path)
+        except OSError as error:
+            detail = f"the source {path!r} cannot be read any more ({error.strerror})"
+            raise SourceChanged(detail, "put it back, or submit the job again") from None
+        return cls(path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+
+    @property
+    def key(self) -> str:
+        """Name of the remembered block list."""
+        return f"blocks:{self.path}:{self.size}:{self.mtime_ns}:{self.ctime_ns}:{self.inode}"
+
+    def settled(self, now_ns: int | None = None) -> bool:
+        """Whether a later write would surely show in the times: False for a file younger than its clock's grain."""
+        newest = max(self.mtime_ns, self.ctime_ns)
+        # A file system that keeps whole seconds leaves no other digits; every other one ticks within 10 ms.
+        grain_ns = 2_000_000_000 if self.ctime_ns % 1_000_000_000 == 0 else 100_000_000
+        return (time.time_ns() if now_ns is None else now_ns) - newest > grain_ns
+
+
+def scan(path: str) -> list[Block]:
+    """Read ``path`` once and return its blocks, in order; none for an empty file. Holds one block in memory."""
+    blocks: list[Block] = []
+    offset = line = 0
+    with open(path, "rb") as file:
+        for data in cut(file):
+            count = data.count(b"\n") + (not data.endswith(b"\n"))
+            blocks.append(Block(path, offset, len(data), line, count, digest_bytes(data)))
+            offset += len(data)
+            line += count
+    return blocks
+
+
+def cut(file: BinaryIO) -> Iterator[bytearray]:
+    """Yield the bytes of ``file`` block by block."""
+    buffer = bytearray()
+    ended = False
+    while True:
+        while len(buffer) < MAX_BLOCK and not ended:
+            data = file.read(_READ_AT_ONCE)
+            ended = not data
+            buffer += data
+        if not buffer:
+            return
+        end = _block_end(buffer)
+        while end is None and not ended:  # one line longer than a block: it ends where the line does
+            searched = len(buffer)
+            data = file.read(_READ_AT_ONCE)
+            ended = not data
+            buffer += data
+            newline = buffer.find(b"\n", searched)
+            end = newline + 1 if newline >= 0 else None
+        end = len(buffer) if end is None else end
+        block, buffer = buffer[:end], buffer[end:]
+        yield block
+
+
+def _block_end(buffer: bytearray) -> int | None:
+    """Return where the first block of ``buffer`` ends, or None if it has no line end past the minimum.
+
+    A line ends its block with a probability in proportion to its length, so that the mean tail is the same for short
+    and for long lines.
+    """
+    view = memoryview(buffer)
+    start = buffer.find(b"\n", MIN_BLOCK - 1) + 1 if len(buffer) >= MIN_BLOCK else 0
+    if start == 0:
+        return None
+    while (newline := buffer.find(b"\n", start, MAX_BLOCK)) >= 0:
+        end = newline + 1
+        if xxhash.xxh3_64_intdigest(view[start:end]) < ((end - start) << 64) // MEAN_TAIL:
+            return end
+        start = end
+    return start if len(buffer) >= MAX_BLOCK else None
+
+
+def read(block: Block) -> bytes:
+    """Return the bytes of a block; raise ``SourceChanged`` if they are not those that were scanned."""
+    remedy = "submit the job again"
+    try:
+        with open(block.source, "rb") as file:
+            file.seek(block.offset)
+            data = file.read(block.length)
+    except OSError as error:
+        raise SourceChanged(f"the source {block.source!r} cannot be read any more ({error.strerror})", remedy) from None
+    if len(data) != block.length or digest_bytes(data) != block.digest:
+        raise SourceChanged(f"the source {block.source!r} changed while the job ran", remedy)
+    return data

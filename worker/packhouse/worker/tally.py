@@ -1,0 +1,79 @@
+"""A job's numbers while it runs, and the progress they make."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from packhouse.client.format import Receipt
+from packhouse.client.wire import Progress
+from packhouse.worker.work import Done
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the blocks done so far. Blocks that occur twice count twice."""
+
+    sources: int = 0
+    blocks: int = 0
+    blocks_done: int = 0
+    hits: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
+    rows: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    records: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    dropped: int = 0
+    truncated: int = 0
+    truncated_tokens: int = 0
+    bytes: int = 0
+    bytes_done: int = 0
+    bytes_read: int = 0
+    engines: Counter[str] = field(default_factory=Counter)
+    audited: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    started: float = field(default_factory=time.monotonic)
+    encoding_since: float | None = None
+    encoded_bytes: int = 0
+
+    def add(self, receipt: Receipt, length: int, times: int = 1) -> None:
+        """Count a block of ``length`` source bytes that is in the dataset ``times`` times."""
+        self.blocks_done += times
+        self.bytes_done += length * times
+        self.rows += receipt.rows * times
+        self.tokens += receipt.tokens * times
+        self.trained_tokens += receipt.trained_tokens * times
+        self.records += receipt.records * times
+        self.dropped += receipt.dropped * times
+        self.truncated += receipt.truncated * times
+        self.truncated_tokens += receipt.truncated_tokens * times
+        for reason, count in receipt.rejected.items():
+            self.rejected[reason] += count * times
+
+    def add_work(self, done: Done) -> None:
+        """Count how a block was encoded."""
+        self.encoded_bytes += done.block.length
+        self.bytes_read += done.block.length
+        self.engines[done.engine] += 1
+        self.audited += done.audited
+        self.fallbacks.update(done.fallbacks)
+
+    def progress(self, phase: str) -> Progress:
+        """Return the numbers as they go over the wire."""
+        now = time.monotonic()
+        speed = eta = 0.0
+        if self.encoding_since is not None and self.encoded_bytes:
+            speed = self.encoded_bytes / max(now - self.encoding_since, 1e-9)
+            eta = (self.bytes - self.bytes_done) / speed
+        fields = {name: getattr(self, name) for name in Progress.model_fields if hasattr(self, name)}
+        counters = ("misses", "rejected", "engines", "fallbacks")
+        fields |= {name: dict(sorted(fields[name].items())) for name in counters}
+        return Progress.model_validate(
+            fields
+            | {
+                "phase": phase,
+                "seconds": round(now - self.started, 3),
+                "mb_per_s": round(speed / 1e6, 3),
+                "eta_seconds": round(eta, 1) if phase == "encoding" and self.encoded_bytes else None,
+            }
+        )
