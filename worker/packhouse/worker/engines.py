@@ -22,8 +22,8 @@ Offsets = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 RECYCLE_BYTES = 768 << 20
 """Text after which the fast engine is loaded anew, because its caches grow with every distinct word."""
-AUDIT_ROWS = 8
-"""Rows of a block that both engines encode."""
+AUDIT_ROWS = 2
+"""Rows that both engines encode, of each batch that a block is encoded in."""
 AUDIT_CHARACTERS = 1024
 """Of a longer row, so many characters are compared."""
 

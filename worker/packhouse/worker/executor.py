@@ -88,7 +88,7 @@ class Executor:
         return list(ray.wait(list(tasks), num_returns=1, timeout=timeout)[0]) if tasks else []
 
     def result(self, task: Task) -> Any:
-        """Return what an ended task returned or raise what it raised; ``WorkerDied`` if its process did not end well."""
+        """Return what an ended task returned, or raise what it raised; ``WorkerDied`` if its process is gone."""
         try:
             return ray.get(task)
         except exceptions.RayTaskError as error:

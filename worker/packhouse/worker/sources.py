@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
+import numpy as np
 import xxhash
 
 from packhouse.client.digest import digest_bytes
@@ -134,55 +135,67 @@ def scan(path: str) -> list[Block]:
     """Read ``path`` once and return its blocks, in order; none for an empty file. Holds one block in memory."""
     blocks: list[Block] = []
     offset = line = 0
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:
         for data in cut(file):
-            count = data.count(b"\n") + (not data.endswith(b"\n"))
+            count = _lines(data)
             blocks.append(Block(path, offset, len(data), line, count, digest_bytes(data)))
             offset += len(data)
             line += count
     return blocks
 
 
-def cut(file: BinaryIO) -> Iterator[bytearray]:
-    """Yield the bytes of ``file`` block by block."""
-    buffer = bytearray()
+def _lines(data: memoryview) -> int:
+    bytes_ = np.frombuffer(data, np.uint8)
+    return int(np.count_nonzero(bytes_ == ord("\n"))) + (data[-1] != ord("\n"))
+
+
+def cut(file: BinaryIO) -> Iterator[memoryview]:
+    """Yield the bytes of ``file`` block by block; each view is good until the next is asked for."""
+    buffer = bytearray(MAX_BLOCK + _READ_AT_ONCE)
+    filled = 0
     ended = False
     while True:
-        while len(buffer) < MAX_BLOCK and not ended:
-            data = file.read(_READ_AT_ONCE)
-            ended = not data
-            buffer += data
-        if not buffer:
+        while filled < MAX_BLOCK and not ended:
+            filled, ended = _fill(file, buffer, filled)
+        if not filled:
             return
-        end = _block_end(buffer)
-        while end is None and not ended:  # one line longer than a block: it ends where the line does
-            searched = len(buffer)
-            data = file.read(_READ_AT_ONCE)
-            ended = not data
-            buffer += data
-            newline = buffer.find(b"\n", searched)
-            end = newline + 1 if newline >= 0 else None
-        end = len(buffer) if end is None else end
-        block, buffer = buffer[:end], buffer[end:]
-        yield block
+        end = _block_end(buffer, filled)
+        while end is None and not ended:  # one line longer than a block: the block ends where the line does
+            searched = filled
+            filled, ended = _fill(file, buffer, filled)
+            end = buffer.find(b"\n", searched, filled) + 1 or None
+        end = filled if end is None else end
+        with memoryview(buffer) as view, view[:end] as block:
+            yield block
+            view[: filled - end] = view[end:filled]
+        filled -= end
 
 
-def _block_end(buffer: bytearray) -> int | None:
-    """Return where the first block of ``buffer`` ends, or None if it has no line end past the minimum.
+def _fill(file: BinaryIO, buffer: bytearray, filled: int) -> tuple[int, bool]:
+    """Read some bytes behind the first ``filled`` of ``buffer``; return how many there are and whether that is all."""
+    if filled == len(buffer):
+        buffer.extend(bytes(len(buffer)))
+    with memoryview(buffer) as view:
+        count = file.readinto(view[filled : filled + _READ_AT_ONCE])  # type: ignore[attr-defined]
+    return filled + count, not count
+
+
+def _block_end(buffer: bytearray, filled: int) -> int | None:
+    """Return where the first block of ``buffer[:filled]`` ends, or None if it has no line end past the minimum.
 
     A line ends its block with a probability in proportion to its length, so that the mean tail is the same for short
     and for long lines.
     """
-    view = memoryview(buffer)
-    start = buffer.find(b"\n", MIN_BLOCK - 1) + 1 if len(buffer) >= MIN_BLOCK else 0
+    start = buffer.find(b"\n", MIN_BLOCK - 1, filled) + 1
     if start == 0:
         return None
-    while (newline := buffer.find(b"\n", start, MAX_BLOCK)) >= 0:
-        end = newline + 1
-        if xxhash.xxh3_64_intdigest(view[start:end]) < ((end - start) << 64) // MEAN_TAIL:
-            return end
-        start = end
-    return start if len(buffer) >= MAX_BLOCK else None
+    with memoryview(buffer) as view:
+        while (newline := buffer.find(b"\n", start, min(MAX_BLOCK, filled))) >= 0:
+            end = newline + 1
+            if xxhash.xxh3_64_intdigest(view[start:end]) < ((end - start) << 64) // MEAN_TAIL:
+                return end
+            start = end
+    return start if filled >= MAX_BLOCK else None
 
 
 def read(block: Block) -> bytes:

@@ -55,6 +55,11 @@ def encode_blocks(store: Store, recipe: Recipe, blocks: list[Block], *, fast: bo
     return [_encode_block(store, recipe, block, fast=fast) for block in blocks]
 
 
+def warm_up(store: Store, recipe: Recipe) -> str:
+    """Load and prove what ``recipe`` needs, before the first block comes; return the engine in use."""
+    return _toolkit(store, recipe, True).encoder.name
+
+
 def _encode_block(store: Store, recipe: Recipe, block: Block, *, fast: bool) -> Done:
     toolkit = _toolkit(store, recipe, fast)
     proven = toolkit.encoder.fast is not None

@@ -25,7 +25,7 @@ def best_fit(lengths: Int32 | Int64, pack_length: int, shuffle: Callable[[int], 
 
     As many packs as best-fit decreasing needs. A sample over ``pack_length`` is split into full packs and a piece for
     the rest. Empty samples get no segment. ``shuffle`` gives the order of so many packs; without it they come by their
-    longest piece, from the longest down.
+    shortest piece, from the longest down.
     """
     counts = _histogram(lengths, pack_length)
     groups = _place(counts, pack_length)

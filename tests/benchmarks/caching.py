@@ -1,0 +1,257 @@
+"""Text caching, measured: packhouse, gigatoken's own file encoder (the ceiling) and ``datasets.map`` (the peer).
+
+All in one run on the same file, each in a process of its own, engines loaded before the clock starts. Run it with
+``make bench``.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from corpus import write_corpus
+from rich.console import Console
+from rich.table import Table
+
+QWEN3 = Path(__file__).resolve().parents[3] / "shared" / "data" / "tokenizers" / "qwen3"
+SMALL, LARGE, PEER = 100_000_000, 1_000_000_000, 20_000_000
+
+
+class PeakMemory:
+    """Watches the resident memory of this process's descendants whose command line holds ``name``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.bytes = 0
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.05):
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    if self._name in " ".join(process.cmdline()):
+                        self.bytes = max(self.bytes, process.memory_info().rss)
+                except psutil.Error:
+                    continue
+
+
+def packhouse(files: dict[str, str], tokenizer: str, folder: str) -> dict[str, Any]:
+    """Cache each of ``files``; return seconds, tokens and peak worker memory of each, and the cold start."""
+    from packhouse.client.store import LocalStore
+    from packhouse.client.wire import JobSpec
+    from packhouse.worker import pipeline, recipe, work
+
+    class Memory(dict[str, bytes]):
+        def get(self, keys: list[str]) -> dict[str, bytes]:  # type: ignore[override]
+            return {key: self[key] for key in keys if key in self}
+
+        put = dict.update
+
+    store = LocalStore(folder)
+    start = time.perf_counter()
+    executor = pipeline.Executor()
+    executor.start()
+    resolved = recipe.resolve(JobSpec(sources=list(files.values()), tokenizer=tokenizer), store)
+    load = [executor.submit(work.warm_up, store, resolved.recipe_) for _ in range(executor.cpus)]
+    for task in load:
+        executor.result(task)
+    results: dict[str, Any] = {"cold_start_s": time.perf_counter() - start}
+    for name, file in files.items():
+        shutil.rmtree(Path(folder) / "shards", ignore_errors=True)
+        spec = JobSpec(sources=[file], tokenizer=tokenizer)
+        progress: list[Any] = []
+        with PeakMemory("ray::") as memory:
+            start = time.perf_counter()
+            pipeline.run(
+                spec,
+                resolved,
+                store=store,
+                index=Memory(),  # type: ignore[arg-type]
+                executor=executor,
+                on_progress=progress.append,
+                cancelled=threading.Event(),
+            )
+            seconds = time.perf_counter() - start
+        last = progress[-1]
+        results[name] = {
+            "seconds": seconds,
+            "tokens": last.tokens,
+            "bytes": last.bytes,
+            "peak_worker_bytes": memory.bytes,
+            "engines": last.engines,
+            "audited": last.audited,
+            "fallbacks": last.fallbacks,
+        }
+    executor.shutdown()
+    return results
+
+
+def gigatoken(file: str, tokenizer: str) -> dict[str, Any]:
+    """Encode a file by gigatoken's own reader, in memory; nothing is written."""
+    import gigatoken as engine
+
+    encoder = engine.Tokenizer(f"{tokenizer}/tokenizer.json")
+    encoder.encode_batch(["warm up"])
+    source = engine.JsonlFileSource([file])
+    start = time.perf_counter()
+    encoded = encoder.encode_files(source)
+    seconds = time.perf_counter() - start
+    peak = psutil.Process().memory_info().rss
+    return {
+        "seconds": seconds,
+        "tokens": len(encoded.layout.content.data),
+        "bytes": os.path.getsize(file),
+        "peak": peak,
+    }
+
+
+def datasets_map(file: str, tokenizer: str) -> dict[str, Any]:
+    """Tokenize a file by ``datasets.map`` with the Hugging Face tokenizer, batched, one process a core."""
+    import datasets
+    from transformers import AutoTokenizer
+
+    datasets.disable_progress_bars()
+    encoder = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
+    data = datasets.load_dataset("json", data_files=file, split="train")
+    start = time.perf_counter()
+    encoded = data.map(
+        lambda batch: {"input_ids": encoder(batch["text"], add_special_tokens=False)["input_ids"]},
+        batched=True,
+        num_proc=len(os.sched_getaffinity(0)),
+        remove_columns=data.column_names,
+    )
+    seconds = time.perf_counter() - start
+    tokens = sum(len(row) for row in encoded["input_ids"])
+    return {"seconds": seconds, "tokens": tokens, "bytes": os.path.getsize(file)}
+
+
+PARTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "packhouse": packhouse,
+    "gigatoken": gigatoken,
+    "datasets_map": datasets_map,
+}
+
+
+def apart(part: str, *arguments: Any) -> dict[str, Any]:
+    """Run one part in a process of its own and return what it measured."""
+    command = [sys.executable, __file__, "--part", part, "--arguments", json.dumps(arguments)]
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def find_tokenizer(folder: Path) -> str:
+    """Return Qwen3's tokenizer where it is at hand, else the demo's small one, trained here."""
+    if QWEN3.is_dir():
+        return str(QWEN3)
+    import itertools
+
+    from corpus import documents
+    from packhouse.trainer.demo import train_tokenizer
+
+    target = folder / "tokenizer"
+    train_tokenizer(list(itertools.islice(documents(), 500)), target)
+    return str(target)
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Run all parts and return their figures and ratios."""
+    files = {"small": folder / "small.jsonl", "large": folder / "large.jsonl", "peer": folder / "peer.jsonl"}
+    for (name, file), size in zip(files.items(), (SMALL, LARGE, PEER), strict=True):
+        write_corpus(file, size, seed=0)
+        print(f"{name}: {file.stat().st_size / 1e6:.0f} MB in {file}", file=sys.stderr)
+    tokenizer = find_tokenizer(folder)
+    time.sleep(0.5)  # so that the files are old enough to be remembered
+    small_and_large = {"small": str(files["small"]), "large": str(files["large"])}
+    ours = apart("packhouse", small_and_large, tokenizer, str(folder / "store"))
+    ceiling = apart("gigatoken", str(files["large"]), tokenizer)
+    peer = apart("datasets_map", str(files["peer"]), tokenizer)
+    speed = {
+        "packhouse": rate(ours["large"]),
+        "gigatoken encode_files": rate(ceiling),
+        "datasets.map": rate(peer),
+    }
+    return {
+        "tokenizer": tokenizer,
+        "cores": len(os.sched_getaffinity(0)),
+        "packhouse": ours,
+        "gigatoken": ceiling,
+        "datasets_map": peer,
+        "mb_per_s": speed,
+        "of_ceiling": speed["packhouse"] / speed["gigatoken encode_files"],
+        "times_peer": speed["packhouse"] / speed["datasets.map"],
+        "memory_growth": ours["large"]["peak_worker_bytes"] / ours["small"]["peak_worker_bytes"],
+    }
+
+
+def rate(part: dict[str, Any]) -> float:
+    """Return MB/s of source text."""
+    return float(part["bytes"] / part["seconds"] / 1e6)
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print the figures as a table."""
+    table = Table("what", "input MB", "s", "MB/s", "Mtoken/s", "peak MB", title="Text, JSON lines → committed shards")
+    rows = {
+        "packhouse, small": (figures["packhouse"]["small"], "peak_worker_bytes"),
+        "packhouse": (figures["packhouse"]["large"], "peak_worker_bytes"),
+        "gigatoken encode_files (ceiling: writes nothing)": (figures["gigatoken"], "peak"),
+        "datasets.map (peer)": (figures["datasets_map"], ""),
+    }
+    for name, (part, peak) in rows.items():
+        table.add_row(
+            name,
+            f"{part['bytes'] / 1e6:.0f}",
+            f"{part['seconds']:.2f}",
+            f"{rate(part):.1f}",
+            f"{part['tokens'] / part['seconds'] / 1e6:.2f}",
+            f"{part[peak] / 1e6:.0f}" if peak else "",
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"cold start (Ray, tokenizer, engines and their proof): {figures['packhouse']['cold_start_s']:.1f} s")
+    console.print(
+        f"{figures['of_ceiling']:.2f} × the ceiling (goal 0.7), {figures['times_peer']:.1f} × datasets.map (goal 20), "
+        f"worker memory × {figures['memory_growth']:.2f} for ten times the input"
+    )
+
+
+def main() -> None:
+    """Measure everything, or one part in this process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    parser.add_argument("--part")
+    parser.add_argument("--arguments", type=json.loads, default=[])
+    options = parser.parse_args()
+    if options.part:
+        print(json.dumps(PARTS[options.part](*options.arguments)))
+        return
+    folder = options.out.resolve() / "caching"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    figures = measure(folder)
+    shutil.rmtree(folder)
+    (options.out / "caching.json").write_text(json.dumps(figures, indent=2) + "\n")
+    show(figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What the tests share: a store in memory, datasets with given ids, a tokenizer, and Ray, started once."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+
+from packhouse.client.digest import digest_bytes, digest_json
+from packhouse.client.errors import NotFound
+from packhouse.client.format import (
+    META_SCHEMA,
+    FileInfo,
+    Manifest,
+    Receipt,
+    data_path,
+    manifest_path,
+    meta_path,
+    shard_schema,
+)
+from packhouse.client.store import Store
+from packhouse.worker.executor import Executor
+
+# A first call may compile a kernel, and the machine may be busy.
+settings.register_profile("packhouse", deadline=None)
+settings.load_profile("packhouse")
+
+Samples = Sequence[Sequence[int]]
+
+
+class MemoryStore:
+    """A store in a dictionary."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def open(self, key: str) -> pa.Buffer:
+        if key not in self.files:
+            raise NotFound(f"the store has no {key}")
+        return pa.py_buffer(self.files[key])
+
+    def write(self, key: str, data: Any) -> None:
+        self.files[key] = bytes(data)
+
+    def size(self, key: str) -> int | None:
+        return len(self.files[key]) if key in self.files else None
+
+    def delete(self, key: str) -> None:
+        self.files.pop(key, None)
+
+    def list(self, prefix: str) -> Iterator[str]:
+        yield from sorted(key for key in self.files if key.startswith(f"{prefix}/"))
+
+
+@pytest.fixture(scope="session")
+def memory_store() -> type[MemoryStore]:
+    return MemoryStore
+
+
+def _dataset(
+    store: Store,
+    samples: Samples,
+    masks: Samples | None = None,
+    *,
+    rows_per_shard: int = 3,
+    vocab_size: int = 1000,
+    tokenizer: str = "t" * 32,
+) -> str:
+    """Write the samples as shards of ``rows_per_shard`` rows and a manifest; return the dataset's id."""
+    recipe = {"tokenizer": tokenizer, "vocab_size": vocab_size}
+    receipts = []
+    for begin in range(0, len(samples), rows_per_shard):
+        part = slice(begin, begin + rows_per_shard)
+        mask = None if masks is None else masks[part]
+        receipts.append(_shard(store, samples[part], mask, vocab_size, digest_json([recipe, begin])))
+    manifest = Manifest(recipe, vocab_size, tuple(receipts))
+    store.write(manifest_path(manifest.id), manifest.dump())
+    return manifest.id
+
+
+def _shard(store: Store, samples: Samples, masks: Samples | None, vocab_size: int, salt: str) -> Receipt:
+    key = digest_json([salt, [list(sample) for sample in samples], masks and [list(mask) for mask in masks]])
+    lengths = np.array([len(sample) for sample in samples], np.int64)
+    trained = lengths if masks is None else np.array([sum(mask) for mask in masks])
+    columns = [lengths.astype(np.int32), lengths * (lengths + 1) // 2, trained.astype(np.int32)]
+    meta = [pa.array(column) for column in [*columns, np.arange(len(samples), dtype=np.int32)]]
+    schema = shard_schema(vocab_size, masked=masks is not None)
+    lists = [pa.array(samples, schema.field("input_ids").type)]
+    if masks is not None:
+        lists.append(pa.array([[bool(bit) for bit in mask] for mask in masks], schema.field("loss_mask").type))
+    return Receipt(
+        key=key,
+        rows=len(samples),
+        tokens=int(lengths.sum()),
+        trained_tokens=int(trained.sum()),
+        attention_cost=int(columns[1].sum()),
+        records=len(samples),
+        data=_write(store, data_path(key), pa.RecordBatch.from_arrays([*lists, *meta], schema=schema)),
+        meta=_write(store, meta_path(key), pa.RecordBatch.from_arrays(meta, schema=META_SCHEMA)),
+    )
+
+
+def _write(store: Store, key: str, batch: pa.RecordBatch) -> FileInfo:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data = sink.getvalue()
+    store.write(key, data)
+    return FileInfo(data.size, digest_bytes(data))
+
+
+@pytest.fixture(scope="session")
+def write_dataset() -> Callable[..., str]:
+    """Return a function (store, samples, masks=None, ...) -> dataset id."""
+    return _dataset
+
+
+@pytest.fixture(scope="session")
+def executor() -> Iterator[Executor]:
+    """A local Ray with two CPUs, shared by all tests of the session."""
+    started = Executor(num_cpus=2)
+    started.start()
+    yield started
+    started.shutdown()
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE with 600 entries, ChatML marks and a chat template, trained on this project's own sources."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    texts = [path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py"))]
+    tokenizer.train_from_iterator(texts, trainer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    wrapped.chat_template = CHATML
+    folder = tmp_path_factory.mktemp("tokenizer")
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
