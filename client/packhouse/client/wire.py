@@ -173,7 +173,7 @@ class PlanSpec(Wire):
     micro_batches: Annotated[int, Field(ge=1)] = 1
     """A step holds ranks · micro_batches packs."""
     overlong: Literal["truncate", "split", "drop", "error"] = "split"
-    """What happens to a sample longer than a pack, for strategy best_fit."""
+    """What happens to a sample longer than a pack; under split, internevo cuts samples of any length at pack ends."""
     tail: Literal["pad", "drop"] = "pad"
     """What happens to a last step that is not full: filled with empty packs, or left out and counted."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = 0

@@ -1,0 +1,297 @@
+"""The command ``packhouse``. Results go to stdout, everything else to stderr.
+
+Exit codes: 0 done, 1 the job failed or was cancelled, 2 the request was wrong, 3 the service cannot be reached.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+from pydantic import BaseModel, ValidationError
+from rich.table import Table
+
+from packhouse.client import console, settings
+from packhouse.client.api import Client, JobFailed
+from packhouse.client.errors import InvalidRequest, PackhouseError, Unavailable
+from packhouse.client.wire import Job, JobSpec, JobState, PlanSpec
+
+FAILED, WRONG, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
+
+app = typer.Typer(
+    help="Turn raw training text into tokenized shards once, and stream balanced packs to trainers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+jobs_app = typer.Typer(
+    help="List jobs; look at one, cancel it, see what it kept out.", invoke_without_command=True, rich_markup_mode=None
+)
+app.add_typer(jobs_app, name="jobs")
+
+Url = Annotated[str | None, typer.Option("--url", help="The service; default PACKHOUSE_URL or this machine.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; a user never sees a stack trace."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(words, prog_name="packhouse")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else WRONG
+    except PackhouseError as error:
+        return _report(error, as_json="--json" in words)
+    except Exception as error:
+        if settings.debugging():
+            logging.exception("unexpected error")
+        remedy = "set PACKHOUSE_DEBUG=1 to see where, and report it"
+        return _report(PackhouseError(f"unexpected {type(error).__name__}: {error}", remedy), as_json="--json" in words)
+    return 0
+
+
+def _report(error: PackhouseError, *, as_json: bool) -> int:
+    if as_json:
+        job = error.job.model_dump(mode="json") if isinstance(error, JobFailed) else None
+        problem = {"type": error.kind, "status": error.status, "detail": error.detail, "remedy": error.remedy}
+        typer.echo(json.dumps(job or problem))
+    typer.echo(f"packhouse: {error}", err=True)
+    if isinstance(error, Unavailable):
+        return UNREACHABLE
+    wrong = isinstance(error, InvalidRequest) or (400 <= error.status < 500 and not isinstance(error, JobFailed))
+    return WRONG if wrong else FAILED
+
+
+@app.command()
+def submit(
+    sources: Annotated[list[str], typer.Argument(help="Files, folders or globs, on the service's machine.")],
+    tokenizer: Annotated[str, typer.Option(help="Folder with a tokenizer.json, on the service's machine.")],
+    kind: Annotated[Literal["text", "chat"], typer.Option(help="What a record is.")] = "text",
+    text_field: Annotated[str, typer.Option(help="Field of a record's text.")] = "text",
+    messages_field: Annotated[str, typer.Option(help="Field of a record's messages.")] = "messages",
+    template: Annotated[
+        Path | None, typer.Option(help="File with a chat template, in place of the tokenizer's.")
+    ] = None,
+    loss: Annotated[Literal["all", "assistant"] | None, typer.Option(help="Which tokens are trained.")] = None,
+    add_bos: Annotated[bool, typer.Option(help="Start each sample with the beginning-of-sequence id.")] = False,
+    add_eos: Annotated[bool | None, typer.Option(help="End each sample with the end-of-sequence id.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Most tokens of a sample.")] = None,
+    overflow: Annotated[
+        Literal["truncate", "drop", "error"], typer.Option(help="What happens to longer ones.")
+    ] = "truncate",
+    on_bad_record: Annotated[
+        Literal["quarantine", "fail"], typer.Option(help="What happens to a record that cannot be used.")
+    ] = "quarantine",
+    max_bad_share: Annotated[float, typer.Option(help="Share of bad records at which the job fails.")] = 0.01,
+    name: Annotated[str | None, typer.Option(help="A label for people.")] = None,
+    wait: Annotated[bool, typer.Option(help="Wait for the end, with a progress bar.")] = True,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Submit a caching job: these sources, this tokenizer."""
+    spec = _spec(
+        JobSpec,
+        sources=[os.path.abspath(source) for source in sources],
+        tokenizer=os.path.abspath(tokenizer),
+        kind=kind,
+        text_field=text_field,
+        messages_field=messages_field,
+        template=_read_text(template),
+        loss=loss,
+        add_bos=add_bos,
+        add_eos=add_eos,
+        max_length=max_length,
+        overflow=overflow,
+        on_bad_record=on_bad_record,
+        max_bad_share=max_bad_share,
+        name=name,
+    )
+    with Client(url) as client:
+        job = client.submit(spec)
+        if wait:
+            job = _follow(client, job)
+    _show(job, console.job_summary(job), as_json=as_json)
+
+
+def _follow(client: Client, job: Job) -> Job:
+    errors = console.err()
+    errors.print(f"job {job.id}")
+    try:
+        with console.progress_bar(errors) as show:
+            return client.wait(job.id, show)
+    except JobFailed as failure:
+        errors.print(console.job_summary(failure.job))
+        raise
+    except KeyboardInterrupt:
+        errors.print(f"job {job.id} goes on: 'packhouse jobs cancel {job.id}' ends it")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@jobs_app.callback()
+def jobs(
+    context: typer.Context,
+    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most jobs to list.")] = 20,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """List jobs, newest first."""
+    if context.invoked_subcommand is None:
+        with Client(url) as client:
+            found = client.jobs(state, limit)
+        _show(found, console.jobs_table(found), as_json=as_json)
+
+
+@jobs_app.command("show")
+def show_job(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
+    """Show one job."""
+    with Client(url) as client:
+        job = client.job(job_id)
+    _show(job, console.job_summary(job), as_json=as_json)
+
+
+@jobs_app.command("wait")
+def wait_for_job(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
+    """Wait for a job, with a progress bar."""
+    with Client(url) as client:
+        job = _follow(client, client.job(job_id))
+    _show(job, console.job_summary(job), as_json=as_json)
+
+
+@jobs_app.command("cancel")
+def cancel_job(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
+    """Cancel a job; finished shards stay in the cache."""
+    with Client(url) as client:
+        job = client.cancel(job_id)
+    _show(job, console.job_summary(job), as_json=as_json)
+
+
+@jobs_app.command("rejected")
+def rejected_records(
+    job_id: JobId,
+    limit: Annotated[int, typer.Option(min=1, help="Most records to list.")] = 100,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """List the records that a job kept out: where they lie, and why."""
+    with Client(url) as client:
+        records = list(islice(client.rejected(job_id), limit))
+    _show(records, console.rejected_table(records), as_json=as_json)
+
+
+@app.command()
+def datasets(
+    limit: Annotated[int, typer.Option(min=1, help="Most datasets to list.")] = 100,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """List datasets."""
+    with Client(url) as client:
+        found = list(islice(client.datasets(), limit))
+    _show(found, console.datasets_table(found), as_json=as_json)
+
+
+@app.command()
+def plan(
+    dataset_ids: Annotated[list[str], typer.Argument(metavar="DATASET", help="Ids of datasets.")],
+    pack_length: Annotated[int, typer.Option(help="Tokens of a pack.")],
+    strategy: Annotated[Literal["best_fit", "internevo"], typer.Option(help="How samples become packs.")] = "best_fit",
+    seq_len: Annotated[int | None, typer.Option(help="Longest segment, for internevo.")] = None,
+    ranks: Annotated[int, typer.Option(help="Data-parallel ranks.")] = 1,
+    micro_batches: Annotated[int, typer.Option(help="Packs of a rank in a step.")] = 1,
+    overlong: Annotated[
+        Literal["truncate", "split", "drop", "error"], typer.Option(help="What happens to samples longer than a pack.")
+    ] = "split",
+    tail: Annotated[Literal["pad", "drop"], typer.Option(help="What happens to a last step that is not full.")] = "pad",
+    seed: Annotated[int, typer.Option(help="Order of the samples; -1 keeps the datasets' own.")] = 0,
+    epochs: Annotated[int, typer.Option(help="Passes over the samples.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report, and store nothing.")] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Build a plan and report how good it is."""
+    spec = _spec(
+        PlanSpec,
+        datasets=dataset_ids,
+        pack_length=pack_length,
+        strategy=strategy,
+        seq_len=seq_len,
+        ranks=ranks,
+        micro_batches=micro_batches,
+        overlong=overlong,
+        tail=tail,
+        seed=None if seed == -1 else seed,
+        epochs=epochs,
+    )
+    with Client(url) as client:
+        built = client.plan(spec, dry_run)
+    _show(built, console.plan_report(built), as_json=as_json)
+
+
+_PASSED_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "add_help_option": False,
+}
+
+
+@app.command(**_PASSED_ON)
+def serve(context: typer.Context) -> None:
+    """Start the service on this machine (needs packhouse[service])."""
+    _run_elsewhere("serve", "service", context.args)
+
+
+@app.command(**_PASSED_ON)
+def demo(context: typer.Context) -> None:
+    """Run the main job end to end on text from this machine (needs packhouse[service,trainer])."""
+    _run_elsewhere("demo", "service,trainer", context.args)
+
+
+def _run_elsewhere(name: str, extra: str, arguments: list[str]) -> None:
+    """Run a command of another portion, which this one does not import; raise ``InvalidRequest`` if it is not there."""
+    remedy = f"pip install 'packhouse[{extra}]'"
+    found = entry_points(group="packhouse.commands", name=name)
+    if not found:
+        raise InvalidRequest(f"'packhouse {name}' is not installed", remedy)
+    try:
+        command = next(iter(found)).load()
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"'packhouse {name}' needs {error.name}, which is not installed", remedy) from error
+    elsewhere = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+    elsewhere.command(name)(command)
+    elsewhere(arguments, prog_name=f"packhouse {name}")
+
+
+def _spec(model: type[M], **fields: Any) -> M:
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise InvalidRequest("; ".join(faults), "see --help") from None
+
+
+def _read_text(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the template {str(path)!r} cannot be read ({error})", "name a text file") from None
+
+
+def _show(value: BaseModel | Iterable[BaseModel], table: Table, *, as_json: bool) -> None:
+    if not as_json:
+        console.out().print(table)
+    elif isinstance(value, BaseModel):
+        typer.echo(value.model_dump_json())
+    else:
+        typer.echo(json.dumps([one.model_dump(mode="json") for one in value]))

@@ -1,0 +1,95 @@
+"""Layout internevo: the worked examples of InternEvo's documentation, through the public interface."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from packhouse.client.dataset import PackedDataset
+from packhouse.client.layouts import load_micro_batch, packed_data_normalizer
+from packhouse.client.plan import PlanFile
+from packhouse.client.wire import PlanSpec
+from packhouse.worker.plans import build_plan
+
+SENTENCES = [
+    [2323, 442, 252, 341],
+    [233, 3442, 322, 31, 2514, 49731, 51],
+    [4326, 427, 465, 22, 314, 9725, 346, 1343],
+    [24, 2562, 5, 25, 356],
+]
+# fmt: off
+INPUT_IDS = [
+    [2323, 442, 252, 341, 233, 3442, 322, 31, 2514, 49731, 51, 4326, 427, 465, 22, 314],
+    [9725, 346, 1343, 24, 2562, 5, 25, 356, 0, 0, 0, 0, 0, 0, 0, 0],
+]
+LABELS = [
+    [442, 252, 341, -100, 3442, 322, 31, 2514, 49731, 51, -100, 427, 465, 22, 314, 9725],
+    [346, 1343, -100, 2562, 5, 25, 356, -100, -100, -100, -100, -100, -100, -100, -100, -100],
+]
+INDEXES = [
+    [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4],
+    [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7],
+]
+# fmt: on
+CU_SEQLENS = [[0, 4, 11, 16], [0, 3, 8, 16]]
+
+Batches = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def batches(memory_store: Callable[[], Any], write_dataset: Callable[..., str]) -> Batches:
+    def build(samples: list[list[int]], **spec: Any) -> list[Any]:
+        store = memory_store()
+        dataset = write_dataset(store, samples, vocab_size=50_000)
+        request = PlanSpec(datasets=[dataset], strategy="internevo", seq_len=8, pack_length=16, seed=None, **spec)
+        return list(PackedDataset(PlanFile.open(store, build_plan(store, request).id), store))
+
+    return build
+
+
+def test_four_sentences_make_the_documented_batch(batches: Batches) -> None:
+    ((data, labels),) = batches(SENTENCES, micro_batches=2)
+    assert data["input_ids"].tolist() == INPUT_IDS
+    assert labels.tolist() == LABELS
+    assert data["indexes"].tolist() == INDEXES
+    assert [ends.tolist() for ends in data["cu_seqlens"]] == CU_SEQLENS
+    assert data["input_ids"].shape == data["indexes"].shape == labels.shape == (2, 16)
+    assert data["input_ids"].dtype == data["indexes"].dtype == labels.dtype == torch.int64
+    assert all(ends.dtype == torch.int32 for ends in data["cu_seqlens"])
+    assert data["step"] == 0
+
+
+def test_without_micro_batches_each_pack_is_a_step(batches: Batches) -> None:
+    steps = batches(SENTENCES)
+    assert [data["input_ids"].tolist() for data, _ in steps] == [[row] for row in INPUT_IDS]
+    assert [labels.tolist() for _, labels in steps] == [[row] for row in LABELS]
+    assert [data["step"] for data, _ in steps] == [0, 1]
+
+
+@pytest.mark.parametrize(("offset", "max_seqlen"), [(0, 7), (1, 8)])
+def test_a_micro_batch_is_normalized_as_documented(batches: Batches, offset: int, max_seqlen: int) -> None:
+    (batch,) = batches(SENTENCES, micro_batches=2)
+    data, labels = load_micro_batch(batch, offset)
+    assert data["input_ids"].tolist() == [INPUT_IDS[offset]]
+    assert data["indexes"].tolist() == [INDEXES[offset]]
+    assert [ends.tolist() for ends in data["cu_seqlens"]] == [CU_SEQLENS[offset]]
+    normal, same = packed_data_normalizer(data, labels)
+    assert normal["input_ids"].tolist() == [INPUT_IDS[offset]]
+    assert normal["indexes"].tolist() == INDEXES[offset]
+    assert normal["cu_seqlens"].tolist() == CU_SEQLENS[offset]
+    assert type(normal["max_seqlen"]) is int
+    assert normal["max_seqlen"] == max_seqlen
+    assert same.tolist() == [LABELS[offset]]
+    assert normal["step"] == 0
+    assert "max_seqlen" not in data
+
+
+def test_a_document_over_seq_len_is_cut_and_keeps_its_labels(batches: Batches) -> None:
+    ((first, labels), (second, rest)) = batches([list(range(1, 23))])
+    assert first["cu_seqlens"][0].tolist() == [0, 8, 16]
+    assert first["indexes"].tolist() == [[*range(8), *range(8)]]
+    assert labels.tolist() == [list(range(2, 18))]
+    assert second["cu_seqlens"][0].tolist() == [0, 6, 16]
+    assert second["indexes"].tolist() == [[*range(6), *range(10)]]
+    assert rest.tolist() == [[18, 19, 20, 21, 22, *[-100] * 11]]
