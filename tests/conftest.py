@@ -1,6 +1,11 @@
 """What the tests share: a store in memory, datasets with given ids, a tokenizer, and Ray, started once."""
 
+import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 
+from packhouse.client.api import Client
 from packhouse.client.digest import digest_bytes, digest_json
 from packhouse.client.errors import NotFound
 from packhouse.client.format import (
@@ -21,7 +27,15 @@ from packhouse.client.format import (
     meta_path,
     shard_schema,
 )
-from packhouse.client.store import Store
+from packhouse.client.store import LocalStore, Store
+from packhouse.client.wire import Job, JobSpec
+from packhouse.service.app import create_app
+from packhouse.service.catalog import Catalog
+from packhouse.service.jobs import Jobs
+from packhouse.service.parts import Parts
+from packhouse.service.server import answering, listening
+from packhouse.service.settings import Settings
+from packhouse.service.work import CacheWork
 from packhouse.worker.executor import Executor
 
 # A first call may compile a kernel, and the machine may be busy.
@@ -154,3 +168,60 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningService:
+    """A service that answers on loopback, in this process."""
+
+    url: str
+    parts: Parts
+
+    @property
+    def jobs(self) -> Jobs:
+        return self.parts.jobs
+
+
+@contextmanager
+def _running(home: Path, executor: Executor, **changes: Any) -> Iterator[RunningService]:
+    options = {"home": home, "store": str(home / "store"), "database_url": f"sqlite:///{home}/packhouse.db"}
+    settings = Settings(**{**options, **changes})
+    with listening("127.0.0.1", 0) as listener, closing(Catalog(settings.database_url)) as catalog:
+        store = LocalStore(settings.store)
+        jobs = Jobs(catalog, CacheWork(store, catalog, executor), at_once=settings.jobs_at_once)
+        parts = Parts(settings, store, catalog, jobs, executor)
+        with answering(create_app(parts), listener, jobs, threading.Event()):
+            jobs.start()
+            yield RunningService(f"http://127.0.0.1:{listener.getsockname()[1]}", parts)
+            assert jobs.stop(30)
+
+
+@pytest.fixture
+def start_service(executor: Executor) -> Callable[..., AbstractContextManager[RunningService]]:
+    """A function (home, **settings) -> context with a running service: the real application, job table and workers."""
+    return partial(_running, executor=executor)
+
+
+@pytest.fixture(scope="session")
+def service(executor: Executor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """A running service that the tests of a session share."""
+    with _running(tmp_path_factory.mktemp("home"), executor, heartbeat=0.3) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A JSON lines file with 300 texts, and one line that is not JSON (line 201, after a blank one)."""
+    file = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    lines = [
+        json.dumps({"text": f"text {number}: " + "words and more words, " * (number % 40)}) for number in range(300)
+    ]
+    file.write_text("\n".join([*lines[:199], "", '{"text": not json', *lines[199:]]))
+    return file
+
+
+@pytest.fixture(scope="session")
+def cached(service: RunningService, texts: Path, tokenizer_dir: Path) -> Job:
+    """A finished job of the shared service over ``texts``."""
+    with Client(service.url) as client:
+        return client.wait(client.submit(JobSpec(sources=[str(texts)], tokenizer=str(tokenizer_dir))).id)

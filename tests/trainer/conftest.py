@@ -1,54 +1,37 @@
-"""Steps built by hand in the `internevo` layout, so that these tests need no service and no store."""
+"""What the trainer's tests share: steps built by hand, processes for distributed cases, and a memory meter."""
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from tests.trainer import steps
+from tests.trainer.pool import Pool
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Step = tuple[dict[str, Any], Tensor]
+WORLD = 8
+"""The largest world that is tested."""
 
 
-@pytest.fixture
-def make_step() -> Callable[..., Step]:
-    """make_step(packs, pack_length): packs of samples of ids; see `_step`."""
-    return _step
+@pytest.fixture(name="make_step")
+def _make_step() -> Callable[..., steps.Step]:
+    """make_step(packs, pack_length): packs of samples of ids; see `steps.make_step`."""
+    return steps.make_step
 
 
-@pytest.fixture
-def random_samples() -> Callable[..., list[list[int]]]:
+@pytest.fixture(name="random_samples")
+def _random_samples() -> Callable[..., list[list[int]]]:
     """random_samples(lengths, vocab_size=512, seed=0): one list of ids per length."""
-    return _random_samples
+    return steps.random_samples
 
 
-def _step(packs: Sequence[Sequence[Sequence[int]]], pack_length: int, untrained: Sequence[int] = ()) -> Step:
-    """Every sample is a segment, the rest of a pack one more; labels are the next token of the same sample.
-
-    Packs whose number is in `untrained` have no trained token.
-    """
-    input_ids = torch.zeros(len(packs), pack_length, dtype=torch.int64)
-    indexes, labels, borders = torch.zeros_like(input_ids), torch.full_like(input_ids, -100), []
-    for row, samples in enumerate(packs):
-        edges = [0]
-        for sample in samples:
-            start, stop = edges[-1], edges[-1] + len(sample)
-            input_ids[row, start:stop] = torch.tensor(sample)
-            if row not in untrained:
-                labels[row, start : stop - 1] = torch.tensor(sample[1:])
-            edges.append(stop)
-        edges += [pack_length] if edges[-1] < pack_length else []
-        for start, stop in pairwise(edges):
-            indexes[row, start:stop] = torch.arange(stop - start)
-        borders.append(torch.tensor(edges, dtype=torch.int32))
-    return {"input_ids": input_ids, "cu_seqlens": borders, "indexes": indexes}, labels
-
-
-def _random_samples(lengths: Sequence[int], vocab_size: int = 512, seed: int = 0) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Processes for distributed cases: `pool.run(world, case, *args)`."""
+    started = Pool(WORLD, tmp_path_factory.mktemp("pool"))
+    yield started
+    started.close()
 
 
 class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from packhouse.trainer.attention import _fused, varlen_attention
+from packhouse.trainer.attention import CachedAttention, LayerCache, _fused, varlen_attention
 
 
 def borders(lengths: list[int]) -> Tensor:
@@ -47,10 +47,21 @@ def test_borders_that_do_not_span_the_pack_are_refused(cu_seqlens: list[int]) ->
         varlen_attention(q, k, v, torch.tensor(cu_seqlens, dtype=torch.int32), 6)
 
 
-def test_more_than_one_row_is_refused() -> None:
-    q, k, v = (x.expand(2, -1, -1, -1) for x in random_qkv(6, 2, 1))
-    with pytest.raises(ValueError, match="a batch of 2 rows"):
-        varlen_attention(q, k, v, borders([6]), 6)
+def test_rows_are_segments_of_their_own() -> None:
+    q, k, v = random_qkv(12, 4, 2)
+    packed = varlen_attention(q, k, v, borders([6, 6]), 6)
+    q, k, v = (x.view(2, 6, -1, 8) for x in (q, k, v))
+    rows = varlen_attention(q, k, v, borders([6, 6]), 6)
+    torch.testing.assert_close(rows.view_as(packed), packed, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("chunks", [[9], [4, 1, 1, 3], [1] * 9])
+def test_a_cache_gives_what_the_whole_gives(chunks: list[int]) -> None:
+    q, k, v = random_qkv(9, 4, 2)
+    cache, attend = LayerCache(), CachedAttention()
+    pieces = zip(*(torch.split(x, chunks, dim=1) for x in (q, k, v)), strict=True)
+    out = torch.cat([attend(*piece, cache) for piece in pieces], dim=1)
+    torch.testing.assert_close(out, varlen_attention(q, k, v, borders([9]), 9), rtol=0, atol=1e-12)
 
 
 def test_the_fused_kernel_takes_the_arguments_it_is_given() -> None:

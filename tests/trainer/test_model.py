@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from packhouse.trainer.loss import cross_entropy
-from packhouse.trainer.model import CONFIGS, Attention, InternLM2, ModelConfig, rotary_tables, rotate, split_qkv
+from packhouse.trainer.model import CONFIGS, Attention, InternLM2, ModelConfig, split_qkv
+from packhouse.trainer.rotary import rotary_tables, rotate
 
 TINY = CONFIGS["tiny"]
 

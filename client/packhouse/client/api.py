@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from packhouse.client.connection import Connection, parse, to_error
 from packhouse.client.errors import NotFound, PackhouseError, Unavailable
 from packhouse.client.format import META_SCHEMA
 from packhouse.client.plan import PlanFile, PlanSource
-from packhouse.client.remote import HttpPlan
+from packhouse.client.remote import HttpPlan, HttpStore
 from packhouse.client.store import ReadStore
 from packhouse.client.wire import Dataset, Job, JobSpec, JobState, Plan, PlanSpec, Rejected
 
@@ -154,6 +155,10 @@ class Client:
     def open_plan(self, plan_id: str, store: ReadStore | None = None) -> PlanSource:
         """Return a plan to iterate: from ``store`` where it is seen from here, else through the service."""
         return HttpPlan(self.connection, plan_id) if store is None else PlanFile.open(store, plan_id)
+
+    def open_store(self, folder: str | PathLike[str] | None = None) -> HttpStore:
+        """Return the service's shards as a store: each is fetched once into ``folder`` (default PACKHOUSE_CACHE)."""
+        return HttpStore(self.connection, folder)
 
     def _events(self, job_id: str, seen: int | None) -> Iterator[Job]:
         headers = {"accept": "text/event-stream", "cache-control": "no-store"}

@@ -22,7 +22,7 @@ def read_batches(response: httpx.Response, schema: pa.Schema) -> Iterator[pa.Rec
             if not reader.schema.equals(schema):
                 raise Damaged(f"{response.url} came as {reader.schema}", "use a client and a service of one version")
             yield from reader
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         raise Damaged(f"the answer of {response.url} cannot be read ({error})", remedy) from error
     body.finish()
     if body.digest() != response.headers.get(DIGEST_HEADER):

@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
         if settings.debugging():
             logging.exception("unexpected error")
         remedy = "set PACKHOUSE_DEBUG=1 to see where, and report it"
-        return _report(PackhouseError(f"unexpected {type(error).__name__}: {error}", remedy), as_json="--json" in words)
+        unexpected = PackhouseError(f"unexpected {type(error).__name__}: {error}", remedy)
+        unexpected.status = 500
+        return _report(unexpected, as_json="--json" in words)
     return 0
 
 

@@ -105,8 +105,11 @@ def check(response: httpx.Response) -> None:
     try:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:
+        gateway = response.status_code in (502, 503, 504)
         fact = f"{response.url} answered {response.status_code} without saying why"
-        raise PackhouseError(fact, "check that a packhouse service listens there") from None
+        error = (Unavailable if gateway else PackhouseError)(fact, "check that a packhouse service listens there")
+        error.status = response.status_code
+        raise error from None
     raise to_error(problem)
 
 

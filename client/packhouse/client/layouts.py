@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from packhouse.client.errors import InvalidRequest
 from packhouse.client.pack import Pack
 
 Data = dict[str, Any]
@@ -58,6 +59,30 @@ def packed_data_normalizer(data: Data, labels: torch.Tensor) -> tuple[Data, torc
         "max_seqlen": int(cu_seqlens.diff().max()),
     }
     return normal, labels
+
+
+def split_data_sequence_parallel(data: Data, labels: torch.Tensor, rank: int, size: int) -> tuple[Data, torch.Tensor]:
+    """Return part ``rank`` of ``size`` of one normalized micro-batch, cut along the sequence; the arguments stay.
+
+    ``input_ids`` and ``labels`` (B, T) become (B, T / size) and ``indexes`` (T,) becomes (T / size,). Where an unpacked
+    micro-batch has no ``indexes``, those of the part are added, which starts at position ``rank * T / size``.
+    ``cu_seqlens`` and ``max_seqlen`` stay whole, because attention sees the whole sequence. Raises ``InvalidRequest``
+    for lengths that ``size`` does not divide.
+    """
+    length = labels.shape[1]
+    if length % size:
+        raise InvalidRequest(
+            f"a sequence of {length} tokens cannot be cut equally over {size} ranks",
+            f"use a pack length that is a multiple of {size}",
+        )
+    part = slice(rank * length // size, (rank + 1) * length // size)
+    indexes = data.get("indexes")
+    own = {
+        **data,
+        "input_ids": data["input_ids"][:, part],
+        "indexes": torch.arange(part.start, part.stop, device=labels.device) if indexes is None else indexes[part],
+    }
+    return own, labels[:, part]
 
 
 LAYOUTS: dict[str, Callable[[Sequence[Pack], int], Batch]] = {"internevo": load_batch}

@@ -1,10 +1,9 @@
 """The store: immutable files under keys, written whole or not at all."""
 
 import os
+import secrets
 import socket
-import threading
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,7 +43,6 @@ class LocalStore:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self._serial = count()
 
     def __reduce__(self) -> tuple[type["LocalStore"], tuple[str]]:
         return LocalStore, (str(self.root),)
@@ -74,7 +72,7 @@ class LocalStore:
         temporary = self._temporary()
         try:
             with open(temporary, "xb", buffering=0) as file:
-                view = memoryview(data)
+                view = memoryview(pa.py_buffer(data))
                 while view:
                     view = view[file.write(view) :]
                 os.fsync(file.fileno())
@@ -107,8 +105,8 @@ class LocalStore:
         removed = 0
         host = socket.gethostname()
         for path in (self.root / TEMPORARY).glob("*"):
-            owner, pid, *_ = path.name.rsplit("~", 3)
-            if owner == host and not _alive(int(pid)):
+            owner, _, process = path.name.rpartition("~")[0].rpartition("~")
+            if owner == host and process.isdigit() and not _alive(int(process)):
                 path.unlink(missing_ok=True)
                 removed += 1
         return removed
@@ -116,7 +114,8 @@ class LocalStore:
     def _temporary(self) -> Path:
         folder = self.root / TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{socket.gethostname()}~{os.getpid()}~{threading.get_ident()}~{next(self._serial)}"
+        # A random part: the process before may have had the same number, and have left its file behind.
+        return folder / f"{socket.gethostname()}~{os.getpid()}~{secrets.token_hex(8)}"
 
 
 def _alive(pid: int) -> bool:

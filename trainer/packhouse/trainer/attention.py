@@ -5,16 +5,45 @@ in time and in memory; padding is a segment like any other. On the CPU a plain l
 against batches of equal and of right-padded segments: the loop won for all but segments of about 20 tokens, because
 gathering the segments into batches moves more memory than the calls cost.
 
-Shape suffixes: B rows (always 1, a pack is one row), T tokens of the pack, S tokens of one segment, N query heads,
-K key/value heads, H numbers per head.
+Shape suffixes: B rows, T tokens of a row, S tokens of one segment, P tokens in the cache, N query heads, K key/value
+heads, H numbers per head.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """The keys and values (B, P, K, H) of one layer, of all tokens so far; None before the first."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    def append(self, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the next tokens; returns all keys and all values."""
+        self.keys = k_BTKH if self.keys is None else torch.cat((self.keys, k_BTKH), dim=1)
+        self.values = v_BTKH if self.values is None else torch.cat((self.values, v_BTKH), dim=1)
+        return self.keys, self.values
+
+
+class CachedAttention(nn.Module):
+    """Attention of new tokens to those in a cache and to one another, as a module without parameters."""
+
+    def forward(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, cache: LayerCache) -> Tensor:
+        """Causal attention (B, T, N, H) of the queries; their keys and values are added to `cache` first."""
+        k_BPKH, v_BPKH = cache.append(k_BTKH, v_BTKH)
+        tokens, total = q_BTNH.shape[1], k_BPKH.shape[1]
+        visible = torch.ones(tokens, total, dtype=torch.bool, device=q_BTNH.device).tril(total - tokens)
+        q_BNTH, k_BKPH, v_BKPH = (x.transpose(1, 2) for x in (q_BTNH, k_BPKH, v_BPKH))
+        return F.scaled_dot_product_attention(q_BNTH, k_BKPH, v_BKPH, attn_mask=visible, enable_gqa=True).transpose(
+            1, 2
+        )
 
 
 class VarlenAttention(nn.Module):
@@ -26,17 +55,17 @@ class VarlenAttention(nn.Module):
 
 
 def varlen_attention(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-    """Causal grouped-query attention in which a token sees its own segment only; returns (1, T, N, H) in q's dtype.
+    """Causal grouped-query attention in which a token sees its own segment only; returns (B, T, N, H) in q's dtype.
 
-    `q_BTNH` (1, T, N, H), `k_BTKH` and `v_BTKH` (1, T, K, H) are floating point; query head n reads key/value head
-    n // (N / K). `cu_seqlens` (n+1,) int32 holds the segment borders from 0 to T, `max_seqlen` the longest segment.
-    Raises ValueError when the rows are not one pack or the borders do not run from 0 to T (checked on the CPU only:
-    on a GPU the check would wait for the device).
+    `q_BTNH` (B, T, N, H), `k_BTKH` and `v_BTKH` (B, T, K, H) are floating point; query head n reads key/value head
+    n // (N / K). `cu_seqlens` (n+1,) int32 holds the segment borders from 0 to B * T, through all the rows, and
+    `max_seqlen` the longest segment. Raises ValueError when the borders do not run from 0 to B * T (checked on the CPU
+    only: on a GPU the check would wait for the device).
     """
-    if q_BTNH.shape[0] != 1:
-        raise ValueError(
-            f"a batch of {q_BTNH.shape[0]} rows reached attention: pass one pack of shape (1, T) at a time"
-        )
+    rows = q_BTNH.shape[0]
+    if rows > 1:
+        q_BTNH, k_BTKH, v_BTKH = (x.flatten(0, 1)[None] for x in (q_BTNH, k_BTKH, v_BTKH))
+        return varlen_attention(q_BTNH, k_BTKH, v_BTKH, cu_seqlens, max_seqlen).view(rows, -1, *q_BTNH.shape[2:])
     if q_BTNH.is_cuda and q_BTNH.dtype in (torch.float16, torch.bfloat16):
         return _fused(q_BTNH[0], k_BTKH[0], v_BTKH[0], cu_seqlens, max_seqlen)[None]
     return _by_segment(q_BTNH, k_BTKH, v_BTKH, cu_seqlens.tolist())

@@ -28,7 +28,7 @@ from packhouse.trainer.model import CONFIGS, InternLM2
 from packhouse.trainer.optim import TrainConfig
 from packhouse.trainer.train import StepLog, train
 
-STEPS = 60
+STEPS = 90
 PACK_LENGTH = 1024
 MICRO_BATCHES = 4
 FALLEN = 0.8
@@ -39,7 +39,7 @@ def demo(
     home: Annotated[Path | None, typer.Option(help="Empty folder to work in and to keep; default a new one.")] = None,
 ) -> None:
     """Run the main job end to end; the last line of the output is a JSON object. Exits with 1 if any part failed."""
-    out = Console(highlight=False, markup=False, emoji=False)
+    out = console.out()
     folder = (home or Path(mkdtemp(prefix="packhouse-demo-"))).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def _figures(first: list[Job], second: list[Job], plan: Plan, logs: list[StepLog
     figures: dict[str, Any] = {
         "rows": sum(progress.rows for progress in done),
         "tokens": sum(progress.tokens for progress in done),
-        "mb_per_s": round(max(progress.mb_per_s for progress in done), 2),
+        "mb_per_s": round(done[0].mb_per_s, 2),
         "second_run_hit_rate": sum(progress.hits for progress in again) / blocks if blocks else 0.0,
         "plan": {"id": plan.id, "packs": plan.report.packs, "padding": plan.report.padding},
         "loss_first": round(sum(entry.loss for entry in logs[:few]) / few, 4),
@@ -172,8 +172,8 @@ def _figures(first: list[Job], second: list[Job], plan: Plan, logs: list[StepLog
 def _summarize(out: Console, folder: Path, figures: dict[str, Any], faults: list[str]) -> None:
     out.print("\nWhat happened", style="bold")
     out.print(
-        f"- {figures['rows']:,} records became {figures['tokens']:,} tokens, once, at {figures['mb_per_s']:.0f} MB/s, "
-        "loading the tokenizer included.\n"
+        f"- {figures['rows']:,} records became {figures['tokens']:,} tokens, once; the text at "
+        f"{figures['mb_per_s']:.0f} MB/s, loading and proving the tokenizer included.\n"
         f"- Asked again, {figures['second_run_hit_rate']:.0%} of the blocks were found by their content.\n"
         f"- A plan put them into {figures['plan']['packs']:,} packs with {figures['plan']['padding']:.4%} padding.\n"
         f"- A small model trained on them: its loss went from {figures['loss_first']:.2f} to "

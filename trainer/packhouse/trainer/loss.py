@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from packhouse.client.pack import IGNORE
 
-_CHUNK_TOKENS = 1024
+CHUNK_TOKENS = 1024
 
 
 def count_trained_tokens(labels: Tensor) -> int:
@@ -22,18 +22,18 @@ def count_trained_tokens(labels: Tensor) -> int:
     return int((labels != IGNORE).sum())
 
 
-def cross_entropy(logits_BTV: Tensor, labels_BT: Tensor, step_trained_tokens: int) -> Tensor:
-    """The pack's part of the step's mean loss: a scalar, float32 (float64 for float64 logits).
+def cross_entropy(logits_BTV: Tensor, labels_BT: Tensor, divisor: int) -> Tensor:
+    """The micro-batch's part of the step's loss: a scalar, float32 (float64 for float64 logits).
 
-    `logits_BTV` (1, T, V); `labels_BT` (1, T) int64, already the next token, -100 where not trained;
-    `step_trained_tokens`, the count over all micro-batches of the step. Without a trained token the loss is 0 and so is
-    every gradient. Logits are widened to float32 a chunk of tokens at a time, and again in the backward pass rather
-    than kept: with a large vocabulary a widened copy of them all would be the largest tensor of the run.
+    `logits_BTV` (B, T, V); `labels_BT` (B, T) int64, already the next token, -100 where not trained; `divisor`, for the
+    mean over the step, is the count of trained tokens over all its micro-batches. Without a trained token the loss is 0
+    and so is every gradient. Logits are widened to float32 a chunk of tokens at a time, and again in the backward pass
+    rather than kept: with a large vocabulary a widened copy of them all would be the largest tensor of the run.
     """
     logits_TV, labels_T = logits_BTV.flatten(0, 1), labels_BT.flatten()
-    chunks = zip(*(torch.split(x, _CHUNK_TOKENS) for x in (logits_TV, labels_T)), strict=True)
+    chunks = zip(*(torch.split(x, CHUNK_TOKENS) for x in (logits_TV, labels_T)), strict=True)
     sums = [checkpoint(_summed, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
-    return torch.stack(sums).sum() / max(step_trained_tokens, 1)
+    return torch.stack(sums).sum() / max(divisor, 1)
 
 
 def _summed(logits_CV: Tensor, labels_C: Tensor) -> Tensor:

@@ -4,23 +4,29 @@ Parameter names and shapes are those of the public checkpoints, so their state d
 number of heads from the width of what their linears return, not from the configuration, so that a shard of the weights
 computes a shard of the heads with this same code.
 
-Shape suffixes: B rows (always 1, a pack is one row), T tokens of the pack, D hidden, N query heads, K key/value heads,
-H numbers per head, V vocabulary.
+Shape suffixes: B rows (1 for a pack; several for unpacked samples, one a row), T tokens of a row, D hidden, N query
+heads, K key/value heads, H numbers per head, V vocabulary.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from packhouse.trainer.attention import VarlenAttention
+from packhouse.trainer.attention import CachedAttention, LayerCache, VarlenAttention
+from packhouse.trainer.rotary import RotaryEmbedding, rotate, segment_lengths
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of an InternLM2; raises ValueError for one whose heads do not divide."""
+    """The shape of an InternLM2; raises ValueError for one whose heads do not divide.
+
+    `rope_interleaved` pairs neighbouring numbers of a head instead of its halves. With `rope_factor` positions are
+    scaled dynamically in segments longer than `max_position` tokens.
+    """
 
     hidden_size: int
     num_layers: int
@@ -30,6 +36,9 @@ class ModelConfig:
     vocab_size: int = 92544
     rope_base: float = 1e6
     norm_eps: float = 1e-5
+    rope_interleaved: bool = False
+    rope_factor: float | None = None
+    max_position: int = 32768
 
     def __post_init__(self) -> None:
         if self.hidden_size % (2 * self.num_heads):
@@ -41,6 +50,8 @@ class ModelConfig:
             raise ValueError(
                 f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}: change one of them"
             )
+        if self.rope_factor is not None and self.rope_factor < 1:
+            raise ValueError(f"rope_factor {self.rope_factor} would shrink positions: use at least 1, or leave it out")
 
     @property
     def head_dim(self) -> int:
@@ -72,33 +83,48 @@ class InternLM2(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.init_weights(seed)
 
-    def forward(self, input_ids: Tensor, cu_seqlens: Tensor, indexes: Tensor, max_seqlen: int) -> Tensor:
-        """Logits (1, T, V), in the dtype of the weights, for one pack.
+    def forward(
+        self,
+        input_ids: Tensor,
+        cu_seqlens: Tensor,
+        indexes: Tensor,
+        max_seqlen: int,
+        caches: Sequence[LayerCache] | None = None,
+    ) -> Tensor:
+        """Logits (B, T, V), in the dtype of the weights, for one pack, or for B rows of unpacked samples.
 
-        `input_ids` (1, T) int64; `cu_seqlens` (n+1,) int32, the segment borders from 0 to T; `indexes` (T,) int64, each
-        token's position in its segment; `max_seqlen`, the length of the longest segment.
-        Raises ValueError for more than one row or borders that do not span the pack.
+        `input_ids` (B, T) int64; `cu_seqlens` (n+1,) int32, the segment borders from 0 to B * T; `indexes` (T,) int64,
+        each token's position in its segment, the same in all rows; `max_seqlen`, the length of the longest segment.
+        With `caches`, one per layer, the tokens go on behind those that the caches hold; `cu_seqlens` is then [0, the
+        length to be reached], which only scaled positions look at.
+        Raises ValueError for borders that do not span the tokens.
         """
-        logits_BTV: Tensor = self.output(self.model(input_ids, cu_seqlens, indexes, max_seqlen))
+        logits_BTV: Tensor = self.output(self.model(input_ids, cu_seqlens, indexes, max_seqlen, caches))
         return logits_BTV
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Draw normal weights of deviation 0.02; those that write into the residual stream are scaled by its depth.
+        """Set the weights to those of `seed`; see `initial_weights`."""
+        parameters = dict(self.named_parameters())
+        if not any(parameter.is_meta for parameter in parameters.values()):
+            for name, weight in initial_weights(self, seed):
+                parameters[name].copy_(weight)
 
-        The scale 1 / sqrt(2 * layers) keeps the stream's variance independent of the depth, as in GPT-2.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
-        for name, parameter in self.named_parameters():
-            if parameter.is_meta:
-                continue
-            if parameter.ndim == 1:
-                parameter.fill_(1.0)
-                continue
-            std = residual_std if name.endswith(("wo.weight", "w2.weight")) else 0.02
-            # Drawn in fp32 on the CPU: the same weights in every dtype and on every device.
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32) * std)
+
+def initial_weights(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of each parameter of a whole `model`, float32 on the CPU, so the same wherever they end up.
+
+    Normal of deviation 0.02; those that write into the residual stream are scaled by 1 / sqrt(2 * layers), which keeps
+    the stream's variance independent of the depth, as in GPT-2. One is alive at a time.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    layers = sum(name.endswith("wo.weight") for name, _ in model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            yield name, torch.ones(parameter.shape)
+            continue
+        std = 0.02 / math.sqrt(2 * layers) if name.endswith(("wo.weight", "w2.weight")) else 0.02
+        yield name, torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32) * std
 
 
 class Decoder(nn.Module):
@@ -106,18 +132,26 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
-        self.rope_base = config.rope_base
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_base, config.rope_factor, config.max_position)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
-    def forward(self, input_ids: Tensor, cu_seqlens: Tensor, indexes: Tensor, max_seqlen: int) -> Tensor:
-        """Hidden states (1, T, D); arguments as in `InternLM2.forward`."""
-        rotary = rotary_tables(indexes, self.head_dim, self.rope_base)
+    def forward(
+        self,
+        input_ids: Tensor,
+        cu_seqlens: Tensor,
+        indexes: Tensor,
+        max_seqlen: int,
+        caches: Sequence[LayerCache] | None = None,
+    ) -> Tensor:
+        """Hidden states (B, T, D); arguments as in `InternLM2.forward`."""
+        # Counting lengths makes a GPU wait, so it is done only where positions are scaled by them.
+        scaled = self.rotary_emb.scaling_factor is not None
+        rotary = self.rotary_emb(indexes, segment_lengths(cu_seqlens, input_ids.shape[0]) if scaled else None)
         x_BTD: Tensor = self.tok_embeddings(input_ids)
-        for block in self.layers:
-            x_BTD = block(x_BTD, rotary, cu_seqlens, max_seqlen)
+        for number, block in enumerate(self.layers):
+            x_BTD = block(x_BTD, rotary, cu_seqlens, max_seqlen, caches[number] if caches else None)
         normed_BTD: Tensor = self.norm(x_BTD)
         return normed_BTD
 
@@ -133,9 +167,16 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
-    def forward(self, x_BTD: Tensor, rotary: tuple[Tensor, Tensor], cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """(1, T, D) to (1, T, D); `rotary` from `rotary_tables`."""
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rotary, cu_seqlens, max_seqlen)
+    def forward(
+        self,
+        x_BTD: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """(B, T, D) to (B, T, D); `rotary` from `rotary_tables`."""
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rotary, cu_seqlens, max_seqlen, cache)
         out_BTD: Tensor = x_BTD + self.feed_forward(self.ffn_norm(x_BTD))
         return out_BTD
 
@@ -147,16 +188,28 @@ class Attention(nn.Module):
         super().__init__()
         self.q_per_kv = config.q_per_kv
         self.head_dim = config.head_dim
+        self.interleaved = config.rope_interleaved
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         self.wqkv = nn.Linear(config.hidden_size, qkv_size, bias=False)
         self.inner_attn = VarlenAttention()
+        self.inner_cross_attn = CachedAttention()
         self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
-    def forward(self, x_BTD: Tensor, rotary: tuple[Tensor, Tensor], cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """(1, T, D) to (1, T, D)."""
+    def forward(
+        self,
+        x_BTD: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
         q_BTNH, k_BTKH, v_BTKH = split_qkv(self.wqkv(x_BTD), self.q_per_kv, self.head_dim)
-        q_BTNH, k_BTKH = rotate(q_BTNH, *rotary), rotate(k_BTKH, *rotary)
-        context_BTNH = self.inner_attn(q_BTNH, k_BTKH, v_BTKH, cu_seqlens, max_seqlen)
+        q_BTNH, k_BTKH = (rotate(x, *rotary, interleaved=self.interleaved) for x in (q_BTNH, k_BTKH))
+        if cache is None:
+            context_BTNH = self.inner_attn(q_BTNH, k_BTKH, v_BTKH, cu_seqlens, max_seqlen)
+        else:
+            context_BTNH = self.inner_cross_attn(q_BTNH, k_BTKH, v_BTKH, cache)
         out_BTD: Tensor = self.wo(context_BTNH.flatten(-2))
         return out_BTD
 
@@ -171,7 +224,7 @@ class FeedForward(nn.Module):
         self.w3 = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """(1, T, D) to (1, T, D)."""
+        """(B, T, D) to (B, T, D)."""
         out_BTD: Tensor = self.w2(F.silu(self.w1(x_BTD)) * self.w3(x_BTD))
         return out_BTD
 
@@ -183,20 +236,3 @@ def split_qkv(qkv: Tensor, q_per_kv: int, head_dim: int) -> tuple[Tensor, Tensor
     """
     groups = torch.unflatten(qkv, -1, (-1, q_per_kv + 2, head_dim))
     return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
-
-
-def rotary_tables(indexes: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (T, H/2) float32 of each position's angles; `indexes` (T,) int64.
-
-    Always float32: 16-bit angles would merge neighbouring positions of long segments.
-    """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=indexes.device) / head_dim
-    angles = torch.outer(indexes.to(torch.float32), 1.0 / base**exponents)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x_BTNH: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + H/2) of each head by its position's angles, in float32 or wider; same dtype out."""
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    left, right = x_BTNH.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x_BTNH)

@@ -2,10 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import ConfigDict
 from torch import nn
+
+from packhouse.trainer.parallel.sharded import ShardedModel
+from packhouse.trainer.zero import SharedAdamW, decay_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +18,11 @@ class TrainConfig:
 
     `steps` is the plan step at which training stops, whichever step it starts from; `bf16` computes in bfloat16 on
     float32 weights; `max_skips` is how many steps in a row may be skipped for a gradient that is not finite.
+    `loss_reduction` is the mean over the step's trained "token"s, or over its "micro_batch"es' means.
+    `shard_optimizer` keeps each parameter's optimizer state on one data rank only.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     steps: int
     peak_lr: float = 3e-4
@@ -27,6 +35,8 @@ class TrainConfig:
     clip_norm: float = 1.0
     bf16: bool = False
     max_skips: int = 10
+    loss_reduction: Literal["token", "micro_batch"] = "token"
+    shard_optimizer: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -35,6 +45,8 @@ class TrainConfig:
             raise ValueError(f"warmup_steps {self.warmup_steps} must lie between 0 and steps {self.steps}")
         if self.schedule not in ("constant", "cosine"):
             raise ValueError(f'schedule "{self.schedule}" is unknown: use "constant" or "cosine"')
+        if self.loss_reduction not in ("token", "micro_batch"):
+            raise ValueError(f'loss_reduction "{self.loss_reduction}" is unknown: use "token" or "micro_batch"')
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm {self.clip_norm} must be positive: use math.inf to clip nothing")
 
@@ -53,11 +65,16 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return config.peak_lr * share
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over all parameters that train; vectors, which here are the norms, do not decay."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.peak_lr, betas=config.betas, eps=config.eps)
+def make_optimizer(model: nn.Module | ShardedModel, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW over all parameters that train; vectors, which here are the norms, do not decay.
+
+    With `config.shard_optimizer` and a `ShardedModel` it holds the state of this rank's own parameters only. The fused
+    kernel is used where torch has one.
+    """
+    whole = model.model if isinstance(model, ShardedModel) else model
+    trained = {name: parameter for name, parameter in whole.named_parameters() if parameter.requires_grad}
+    settings: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
+    settings["fused"] = all(parameter.device.type in ("cpu", "cuda") for parameter in trained.values())
+    if config.shard_optimizer and isinstance(model, ShardedModel) and model.mode.sum_cut.size > 1:
+        return SharedAdamW(trained, config.weight_decay, model.mode.sum_cut, **settings)
+    return torch.optim.AdamW(decay_groups(trained.values(), config.weight_decay), **settings)

@@ -2,85 +2,68 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from packhouse.client.errors import Mismatch
-from packhouse.client.layouts import load_micro_batch, packed_data_normalizer
 from packhouse.client.pack import IGNORE
-from packhouse.trainer.loss import count_trained_tokens, cross_entropy
+from packhouse.trainer.flops import peak_flops, step_flops
+from packhouse.trainer.log import Sink, StepLog, print_step, quiet
 from packhouse.trainer.model import InternLM2
 from packhouse.trainer.optim import TrainConfig, learning_rate, make_optimizer
+from packhouse.trainer.parallel import plain
+from packhouse.trainer.parallel.collectives import all_reduce
+from packhouse.trainer.parallel.sharded import ShardedModel
+from packhouse.trainer.step import accumulate_gradients, count_step, gradient_norm, packs_not_finite, sum_gradients
 
-
-@dataclass(frozen=True, slots=True)
-class StepLog:
-    """What one step did.
-
-    `loss` is the mean over the step's trained tokens and `grad_norm` the norm before clipping. The rates count the time
-    since the previous step ended, waiting for data included; `tokens_per_s` counts padding, `trained_tokens_per_s` what
-    is trained. `skipped` says why the weights were left alone, and is empty where they were updated.
-    """
-
-    step: int
-    loss: float
-    grad_norm: float
-    lr: float
-    tokens_per_s: float
-    trained_tokens_per_s: float
-    skipped: str = ""
-
-
-def print_step(entry: StepLog) -> None:
-    """Print a step as one line: the default logger of `train`."""
-    line = (
-        f"step {entry.step:>6}  loss {entry.loss:8.4f}  grad norm {entry.grad_norm:8.3f}  lr {entry.lr:.2e}  "
-        f"{entry.tokens_per_s:,.0f} tokens/s ({entry.trained_tokens_per_s:,.0f} trained)"
-    )
-    print(f"{line}  skipped: {entry.skipped}" if entry.skipped else line, flush=True)
+__all__ = ["StepLog", "check_vocabulary", "print_step", "run_step", "train", "update"]
 
 
 def train(
-    model: InternLM2,
+    model: InternLM2 | ShardedModel,
     batches: Iterable[Sequence[Any]],
     config: TrainConfig,
     *,
     optimizer: torch.optim.Optimizer | None = None,
-    log: Callable[[StepLog], None] = print_step,
+    log: Sink | None = None,
+    after_step: Callable[[int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[StepLog]:
     """Train until the batches or `config.steps` are used up; returns the log of every step.
 
     A batch is one step in the `internevo` layout, `[data, labels]`: `data["input_ids"]` (micro_num, P) int64,
     `data["cu_seqlens"]` a list of micro_num (n+1,) int32, `data["indexes"]` (micro_num, P) int64, `labels`
-    (micro_num, P) int64; `data["step"]`, if present, is the plan step, else steps count from 0.
-    Pass the `optimizer` whose state a resumed run goes on with. A step with a gradient that is not finite, or with no
-    trained token, leaves weights and optimizer as they were and says so in its log.
+    (micro_num, P) int64; `data["step"]`, if present, is the plan step, else steps count from 0. The batches of a
+    `ShardedModel` are those of its data rank, the same on all ranks of a tensor group. A model alone is trained by this
+    process alone.
+    Pass the `optimizer` whose state a resumed run goes on with. `log` is told each step (by default rank 0 prints it),
+    `after_step` the next step's number, on every rank. A step with a gradient that is not finite, or with no trained
+    token, leaves weights and optimizer as they were and says so in its log.
     Raises Mismatch for ids outside the model's vocabulary and FloatingPointError after more than `config.max_skips`
     steps in a row without a finite gradient.
     """
-    optimizer = optimizer or make_optimizer(model, config)
-    model.train()
+    sharded = model if isinstance(model, ShardedModel) else plain(model)
+    optimizer = optimizer or make_optimizer(sharded, config)
+    log = log or (print_step if sharded.groups.world.rank == 0 else quiet)
+    peak = peak_flops(next(sharded.model.parameters()).device)
+    sharded.model.train()
     logs: list[StepLog] = []
     skips, started = 0, clock()
     for count, (data, labels) in enumerate(batches):
         step = int(data.get("step", count))
         if step >= config.steps:
             break
-        check_vocabulary(data["input_ids"], labels, model.config.vocab_size, step)
-        optimizer.zero_grad()
-        losses = accumulate_gradients(model, data, labels, bf16=config.bf16)
-        trained, lr = count_trained_tokens(labels), learning_rate(config, step)
-        norm, skipped = update(model, optimizer, lr, config.clip_norm, losses, trained)
+        loss, norm, trained, skipped = run_step(sharded, optimizer, config, data, labels, step)
         now = clock()
-        rates = labels.numel() / (now - started), trained / (now - started)
+        seconds, ranks = now - started, sharded.groups.data.size
         started = now
-        entry = StepLog(step, math.fsum(losses), norm, lr, *rates, skipped)
+        mfu = step_flops(sharded.model.config, data["cu_seqlens"]) * ranks / seconds if peak else 0.0
+        mfu /= (peak or 1.0) * sharded.groups.world.size
+        rates = labels.numel() * ranks / seconds, trained / seconds
+        entry = StepLog(step, loss, norm, learning_rate(config, step), *rates, skipped, mfu)
         log(entry)
         logs.append(entry)
         skips = 0 if math.isfinite(norm) else skips + 1
@@ -89,64 +72,49 @@ def train(
                 f"steps up to {step} gave {skips} gradients in a row that are not finite: "
                 "go back to a checkpoint before them, or lower peak_lr"
             )
+        if after_step is not None:
+            after_step(step + 1)
         if step + 1 >= config.steps:
             break
     return logs
 
 
-def accumulate_gradients(model: InternLM2, data: dict[str, Any], labels: Tensor, *, bf16: bool = False) -> list[float]:
-    """Run every micro-batch forward and backward; gradients add up in the parameters.
-
-    Returns each micro-batch's part of the step's loss: their sum is the mean over the step's trained tokens.
-    """
-    device = next(model.parameters()).device
-    trained = count_trained_tokens(labels)
-    losses = []
-    for pack, targets in micro_batches(data, labels, device):
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-            logits = model(pack["input_ids"], pack["cu_seqlens"], pack["indexes"], pack["max_seqlen"])
-            loss = cross_entropy(logits, targets, trained)
-        torch.autograd.backward(loss)
-        losses.append(loss.detach())
-    # One transfer at the end: reading each loss at once would make a GPU wait after every micro-batch.
-    values: list[float] = torch.stack(losses).tolist()
-    return values
-
-
-def micro_batches(
-    data: dict[str, Any], labels: Tensor, device: torch.device
-) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """The packs of a step one by one, as the model takes them, on `device`."""
-    batch = [{"step": 0, **data}, labels]
-    for offset in range(len(labels)):
-        pack, targets = packed_data_normalizer(*load_micro_batch(batch, offset))
-        moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in pack.items()}
-        yield moved, targets.to(device)
-
-
-def update(
-    model: InternLM2,
+def run_step(
+    sharded: ShardedModel,
     optimizer: torch.optim.Optimizer,
-    lr: float,
-    clip_norm: float,
-    losses: Sequence[float],
-    trained: int,
-) -> tuple[float, str]:
-    """Clip the gradients by their global norm and step; returns that norm and, if the step was skipped, why."""
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    total_norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    norm, skipped = float(total_norm), ""
+    config: TrainConfig,
+    data: dict[str, Any],
+    labels: Tensor,
+    step: int,
+) -> tuple[float, float, int, str]:
+    """One step: its loss, the norm of its gradient, its trained tokens and, if it was skipped, why. Collective."""
+    check_vocabulary(data["input_ids"], labels, sharded.model.config.vocab_size, step)
+    sharded.model.zero_grad()
+    counts = count_step(labels, sharded, config.loss_reduction)
+    losses = accumulate_gradients(sharded, data, labels, counts.divisors, bf16=config.bf16)
+    sum_gradients(sharded)
+    norm = gradient_norm(sharded)
+    loss = float(all_reduce(losses.sum(), sharded.mode.sum_loss))
+    skipped = ""
     if not math.isfinite(norm):
-        packs = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
-        skipped = f"gradient norm is {norm}" + (f", loss is not finite in packs {packs}" if packs else "")
-    elif trained == 0:
+        packs = packs_not_finite(losses, sharded)
+        skipped = f"gradient norm is {norm}" + (f", loss is not finite in {packs}" if packs else "")
+    elif counts.trained == 0:
         skipped = "no trained token"
     else:
-        clip_grads_with_norm_(parameters, clip_norm, total_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-    return norm, skipped
+        update(sharded, optimizer, learning_rate(config, step), config.clip_norm, norm)
+    return loss, norm, counts.trained, skipped
+
+
+@torch.no_grad()
+def update(sharded: ShardedModel, optimizer: torch.optim.Optimizer, lr: float, clip_norm: float, norm: float) -> None:
+    """Scale the gradients to at most `clip_norm`, given their global norm, and step."""
+    scale = min(1.0, clip_norm / (norm + 1e-6))
+    if scale < 1:
+        torch._foreach_mul_([x.grad for x in sharded.model.parameters() if x.grad is not None], scale)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
 
 
 def check_vocabulary(input_ids: Tensor, labels: Tensor, vocab_size: int, step: int) -> None:

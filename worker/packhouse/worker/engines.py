@@ -104,6 +104,7 @@ class Encoder:
         """Why the fast engine is not in use."""
         self.token_bytes = token_bytes(backend)
         self.audited = 0
+        self.audit_failed = False
         if fast:
             self._prove(text, backend)
 
@@ -119,23 +120,25 @@ class Encoder:
         encoded = self.fast.encode(texts)
         if self._audit(texts, encoded):
             return encoded
-        self.give_up("gigatoken and tokenizers differed on a row")
+        self.distrust()
         return self.slow.encode(texts)
 
-    def give_up(self, reason: str) -> None:
-        """Use the Hugging Face engine from now on."""
+    def distrust(self) -> None:
+        """A row came out wrong: use the Hugging Face engine from now on."""
         self.fast = None
-        self.reason = reason
+        self.reason = "gigatoken and tokenizers differed on a row"
+        self.audit_failed = True
 
     def _prove(self, text: str, backend: dict[str, Any]) -> None:
         try:
             self.fast = GigatokenEngine(text)
         except Exception as error:  # its loader raises bare exceptions for models it does not know
-            self.reason = f"gigatoken cannot load this tokenizer ({str(error).splitlines()[0][:200]})"
+            self.reason = f"gigatoken cannot load this tokenizer ({str(error).partition(chr(10))[0][:200]})"
             return
         texts = probes([token["content"] for token in backend["added_tokens"]])
         if not _equal(self.fast.encode(texts), self.slow.encode(texts)):
-            self.give_up("gigatoken and tokenizers differ on the probes")
+            self.fast = None
+            self.reason = "gigatoken and tokenizers differ on the probes"
 
     def _audit(self, texts: Sequence[str], encoded: Encoded) -> bool:
         assert self.fast is not None
@@ -172,11 +175,14 @@ def _excerpt(text: str) -> str:
 def token_bytes(backend: dict[str, Any]) -> np.ndarray[tuple[int], np.dtype[np.int32]] | None:
     """Return how many bytes of text each id stands for (int32, vocabulary), or None where ids do not tell.
 
-    In a byte-level BPE every character of a vocabulary entry stands for one byte; an added token stands for itself.
+    In a byte-level BPE every character of a vocabulary entry stands for one byte; an added token stands for itself,
+    unless it takes the spaces beside it.
     """
     model = backend["model"]
     levels = _kinds(backend.get("pre_tokenizer"))
     plain = not any(model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix"))
+    plain &= not any(token.get("lstrip") or token.get("rstrip") for token in backend["added_tokens"])
+    plain &= '"add_prefix_space": true' not in json.dumps(backend.get("pre_tokenizer"))
     if model.get("type") != "BPE" or "ByteLevel" not in levels or not plain:
         return None
     entries = {index: len(entry) for entry, index in model["vocab"].items()}

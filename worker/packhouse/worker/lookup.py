@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from typing import Any, Protocol
 
+from packhouse.client.digest import digest_json
 from packhouse.worker.recipe import Recipe
 from packhouse.worker.sources import Block, Fingerprint
 from packhouse.worker.work import Scanned
@@ -73,11 +74,16 @@ def note_seen(digests: Iterable[str], recipe: Recipe, index: Index) -> None:
     index.put({f"seen:{digest}": value for digest in digests})
 
 
-def fast_engine_failed(recipe: Recipe, index: Index) -> bool:
-    """Return whether an audit ever found the fast engine wrong for this tokenizer."""
-    return bool(index.get([f"slow:{recipe.tokenizer}"]))
+def audit_failed(recipe: Recipe, index: Index) -> bool:
+    """Return whether an audit ever found the fast engine wrong for this tokenizer, or the renderer for the template."""
+    return bool(index.get(list(_slow_keys(recipe).values())))
 
 
-def note_fast_engine_failed(recipe: Recipe, index: Index) -> None:
-    """Remember that this tokenizer goes to the Hugging Face engine from now on."""
-    index.put({f"slow:{recipe.tokenizer}": b"1"})
+def note_audit_failed(recipe: Recipe, parts: Iterable[str], index: Index) -> None:
+    """Remember that the 'engine' for this tokenizer, or the 'renderer' for this template, cannot be trusted."""
+    keys = _slow_keys(recipe)
+    index.put({keys[part]: b"1" for part in parts})
+
+
+def _slow_keys(recipe: Recipe) -> dict[str, str]:
+    return {"engine": f"slow:{recipe.tokenizer}", "renderer": f"slow:{digest_json(recipe.template)}"}

@@ -17,9 +17,9 @@ from packhouse.client.wire import JobSpec, Progress
 from packhouse.worker.executor import Executor, Task, WorkerDied
 from packhouse.worker.lookup import (
     Index,
-    fast_engine_failed,
+    audit_failed,
     miss_reasons,
-    note_fast_engine_failed,
+    note_audit_failed,
     note_seen,
     remember_blocks,
     remembered_blocks,
@@ -101,7 +101,9 @@ class _Run:
         self.receipts: dict[str, Receipt] = {}
         """By block digest."""
         self.running: dict[Task, list[Block]] = {}
-        self.fast = not fast_engine_failed(self.recipe, index)
+        self.fast = not audit_failed(self.recipe, index)
+        self.deaths = 0
+        """Workers that died."""
         self._told = 0.0
 
     def run(self) -> Outcome:
@@ -115,6 +117,8 @@ class _Run:
             return self._commit(blocks)
         finally:
             self.executor.cancel(list(self.running))
+            if self.deaths:
+                self.store_sweep()
 
     def _tell(self, phase: str, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -183,7 +187,7 @@ class _Run:
         self._tell("encoding", force=True)
         queue = _tasks(missing)
         attempts: Counter[str] = Counter()
-        finished: list[Block] = []
+        finished: list[Done] = []
         while queue or self.running:
             self._check_cancelled()
             while queue and len(self.running) < TASKS_PER_CPU * self.executor.cpus:
@@ -197,15 +201,19 @@ class _Run:
                 except WorkerDied as error:
                     queue[:0] = self._again(group, attempts, error)
                     continue
-                if self.fast and any(done.fast_failed for done in results):
-                    queue[:0] = self._distrust(finished)
-                    finished = []
                 self._finish(results, times)
-                finished += [done.block for done in results if done.engine == "gigatoken"]
+                finished += [done for done in results if done.fast]
+                failed = {part for done in results for part in done.failed}
+                if failed and self.fast:
+                    self._distrust(failed)
+                if not self.fast and finished:  # also what was under way when an audit failed
+                    queue[:0] = self._undo(finished, times)
+                    finished = []
             self._tell("encoding")
 
     def _again(self, group: list[Block], attempts: Counter[str], error: WorkerDied) -> list[list[Block]]:
         """Return the tasks that retry ``group``, one a block, so that a deadly block is found."""
+        self.deaths += 1
         for block in group:
             attempts[block.digest] += 1
             if attempts[block.digest] >= ATTEMPTS and len(group) == 1:
@@ -223,12 +231,18 @@ class _Run:
         if sweep is not None:
             sweep()
 
-    def _distrust(self, finished: list[Block]) -> list[list[Block]]:
-        """An audit failed: the Hugging Face engine takes over, also for what this job has encoded already."""
+    def _distrust(self, failed: set[str]) -> None:
+        """An audit failed: what is proven slow takes over."""
         self.fast = False
-        note_fast_engine_failed(self.recipe, self.index)
+        note_audit_failed(self.recipe, failed, self.index)
         self.tally.fallbacks["audit"] += 1
-        return _tasks(finished)
+
+    def _undo(self, finished: list[Done], times: Counter[str]) -> list[list[Block]]:
+        """Return the tasks that encode anew what this job has encoded the fast way."""
+        for done in finished:
+            receipt = self.receipts.pop(done.block.digest)
+            self.tally.add(receipt, done.block.length, -times[done.block.digest])
+        return _tasks([done.block for done in finished])
 
     def _finish(self, results: list[Done], times: Counter[str]) -> None:
         for done in results:
@@ -271,8 +285,10 @@ class _Run:
         """Write the manifest: the dataset is there from now on."""
         shards = tuple(self.receipts[block.digest] for block in blocks)
         manifest = Manifest(self.recipe.to_json(), self.resolved.vocab_size, shards)
+        path, data = manifest_path(manifest.id), manifest.dump()
         try:
-            self.store.write(manifest_path(manifest.id), manifest.dump())
+            if self.store.size(path) is None or bytes(self.store.open(path)) != data:
+                self.store.write(path, data)
         except OSError as error:
             remedy = "free or repair it and submit the job again: finished shards are kept"
             raise Unavailable(f"the store cannot be written ({error.strerror})", remedy) from None

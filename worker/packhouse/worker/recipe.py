@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from packhouse.client.digest import canonical_json, digest_bytes, digest_json
-from packhouse.client.errors import InvalidRequest
+from packhouse.client.errors import Damaged, InvalidRequest, NotFound, Unavailable
 from packhouse.client.format import FORMAT_VERSION
 from packhouse.client.store import ReadStore, Store
 from packhouse.client.wire import JobSpec
@@ -88,13 +88,24 @@ class TokenizerContent:
     def save(self, store: Store) -> None:
         """Put the content into the store, where workers find it by digest."""
         path = tokenizer_path(self.digest)
-        if store.size(path) is None:
+        try:
+            if digest_bytes(store.open(path)) == self.digest:
+                return
+        except NotFound:
+            pass
+        try:
             store.write(path, self._dump())
+        except OSError as error:
+            remedy = "free or repair it and submit the job again"
+            raise Unavailable(f"the store cannot be written ({error.strerror})", remedy) from None
 
     @classmethod
     def load(cls, store: ReadStore, digest: str) -> Self:
-        """Read what ``save`` wrote."""
-        return cls(**json.loads(bytes(store.open(tokenizer_path(digest)))))
+        """Read what ``save`` wrote; raise ``Damaged`` unless it is the content with that digest."""
+        data = store.open(tokenizer_path(digest))
+        if digest_bytes(data) != digest:
+            raise Damaged(f"the stored tokenizer {digest} is not what was stored", "submit the job again")
+        return cls(**json.loads(bytes(data)))
 
 
 def tokenizer_path(digest: str) -> str:
@@ -162,17 +173,17 @@ def _chat_template(spec: JobSpec, own: str | None) -> str:
 
 
 def _check_template(source: str, content: TokenizerContent, loss: str) -> tuple[str, ...]:
-    """Find out early that a template cannot be used; return warnings. Rendering here is bounded by its fuel."""
+    """Find out early that a template cannot be used; return warnings. Rendering here is bounded in time."""
     template = ChatTemplate(source, content.special_tokens)
+    template.check()
+    warnings = []
     if template.fast is None:
-        return (f"the chat template is rendered by the slower renderer: {template.reason}",)
-    if loss != "assistant" or template.generation:
-        return ()
-    added = {token["content"] for token in content.backend["added_tokens"]}
-    end = template.markers.end
-    if not any(token in end for token in added):
-        return (f"the chat template ends an assistant's turn by {end!r}, which is not a token of its own",)
-    return ()
+        warnings.append(f"the chat template is rendered by the slower renderer: {template.reason}")
+    if loss == "assistant" and not template.generation:
+        end = template.markers.end
+        if not any(token["content"] in end for token in content.backend["added_tokens"]):
+            warnings.append(f"the chat template ends an assistant's turn by {end!r}, which is not a token of its own")
+    return tuple(warnings)
 
 
 def _special_id(content: TokenizerContent, name: str) -> int:
@@ -194,9 +205,13 @@ def load_tokenizer(folder: str) -> tuple[TokenizerContent, str | None]:
         detail = f"the tokenizer {folder!r} is not a folder on the service's machine"
         raise InvalidRequest(detail, "give the absolute path of one with a tokenizer.json; hub names are not fetched")
     signature = []
-    for path in sorted(Path(folder).iterdir()):
-        info = path.stat()
-        signature.append((path.name, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino))
+    try:
+        for path in sorted(Path(folder).iterdir()):
+            info = path.stat()
+            signature.append((path.name, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino))
+    except OSError as error:
+        detail = f"the tokenizer in {folder!r} cannot be read ({error.strerror}: {error.filename!r})"
+        raise InvalidRequest(detail, "check the folder") from None
     return _load_tokenizer(folder, tuple(signature))
 
 

@@ -12,6 +12,7 @@ MAX_RECORD = 256 << 20
 
 _BOM = b"\xef\xbb\xbf"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_PARTS = ("text", "reasoning", "tool_call", "image", "image_url", "video", "video_url", "audio", "input_audio", "file")
 _WEIGHTS = ("loss", "loss_weight", "weight")
 
 
@@ -50,13 +51,17 @@ class Line:
         return Reject(self.row, self.offset, len(self.data), error.reason, error.detail)
 
 
-def lines(data: bytes, *, first: bool) -> Iterator[Line]:
-    """Yield the lines of a block; ``first`` says that it starts its source, so that a byte-order mark is skipped."""
+def lines(data: bytes) -> Iterator[Line]:
+    """Yield the lines of a block.
+
+    A byte-order mark is skipped on any line, as files joined end to end leave them: what a block means depends on its
+    bytes alone, and not on where in which source it stands.
+    """
     offset = 0
     for row, line in enumerate(data.split(b"\n")):
-        text = line.removeprefix(_BOM) if first and row == 0 else line
+        text = line.removeprefix(_BOM)
         if text.strip():
-            yield Line(row, offset, text)
+            yield Line(row, offset + len(line) - len(text), text)
         offset += len(line) + 1
 
 
@@ -68,6 +73,8 @@ def parse(line: bytes) -> dict[str, Any]:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise _json_error(line, error) from None
+    if b'"tool' in line:  # orjson turns integers beyond 64 bits into floats, and a template may print those of a tool
+        record = json.loads(line)
     if not isinstance(record, dict):
         raise BadRecord("not_an_object", f"a record is a JSON object, and this is {_kind(record)}")
     return record
@@ -103,9 +110,8 @@ class Chat:
     def strings(self) -> Iterator[str]:
         """Yield every string that came from the record and could show in the rendered text."""
         for message in self.messages:
-            for name, value in message.items():
-                if name != "role":
-                    yield from _strings(value)
+            for value in message.values():
+                yield from _strings(value)
         if self.tools:
             yield from _strings(self.tools)
 
@@ -130,7 +136,7 @@ def chat_of(record: dict[str, Any], name: str) -> Chat:
         if message["role"] == "assistant":
             trained.append(weight != 0)
         elif weight:
-            raise BadRecord("unsupported", f"message {index} ({message['role']}) asks to be trained")
+            raise BadRecord("unsupported", f"message {index} asks to be trained, and is not the assistant's")
     return Chat(messages, _tools(record.get("tools")), trained)
 
 
@@ -143,6 +149,8 @@ def _message(item: Any, index: int) -> tuple[dict[str, Any], float | None]:
         raise BadRecord("wrong_type", f"the loss weight of message {index} is {_kind(weight)}, not a number")
     if not isinstance(message.get("role"), str):
         raise BadRecord("missing_field", f"message {index} has no role")
+    if not _objects(message.get("tool_calls", [])):
+        raise BadRecord("wrong_type", f"the tool calls of message {index} are not a list of objects")
     content = message.get("content")
     if isinstance(content, list):
         message.update(_parts(content, index))
@@ -165,7 +173,8 @@ def _parts(parts: list[Any], index: int) -> dict[str, Any]:
         kind = part.get("type") if isinstance(part, dict) else None
         value = part.get("text", part.get("value")) if isinstance(part, dict) else None
         if kind not in ("text", "reasoning", "tool_call") or not isinstance(value, str):
-            raise BadRecord("unsupported", f"message {index} has a content part of type {kind!r}")
+            shown = repr(kind) if kind in _PARTS else "another kind"
+            raise BadRecord("unsupported", f"message {index} has a content part of type {shown} that cannot be used")
         if kind == "tool_call":
             calls.append({"type": "function", "function": _loads(value, f"a tool call of message {index}")})
         else:
@@ -182,13 +191,18 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
     value = _loads(tools, "field 'tools'") if isinstance(tools, str) and tools else tools
     if not value:
         return None
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+    if not _objects(value):
         raise BadRecord("wrong_type", "field 'tools' is not a list of objects")
-    return value
+    return list(value)
+
+
+def _objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def _loads(text: str, what: str) -> Any:
     try:
+        orjson.loads(text)  # refuses NaN, lone surrogates and endless nesting, which json takes
         return json.loads(text)
     except ValueError:
         raise BadRecord("invalid_json", f"{what} is not valid JSON") from None

@@ -92,6 +92,8 @@ def find_shard(store: Store, key: str) -> tuple[Receipt | None, str]:
     expected = {data_path(key): receipt.data.bytes, meta_path(key): receipt.meta.bytes}
     if receipt.key != key or any(store.size(path) != size for path, size in expected.items()):
         return None, "damaged"
+    if receipt.rejected and not store.size(rejected_path(key)):
+        return None, "damaged"
     return receipt, ""
 
 

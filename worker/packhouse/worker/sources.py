@@ -28,6 +28,7 @@ MEAN_TAIL = 4 << 20
 
 _SUFFIXES = {".jsonl", ".ndjson", ".json"}
 _UNREAD = {".gz", ".zst", ".bz2", ".xz", ".zip", ".parquet", ".arrow", ".feather", ".bin", ".tar"}
+_MAGIC = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04", b"PAR1", b"ARROW1")
 _READ_AT_ONCE = 4 << 20
 
 
@@ -86,14 +87,22 @@ def _expand_one(source: str) -> list[str]:
 
 
 def _check_readable(file: str) -> None:
-    if Path(file).suffix in _UNREAD:
+    try:
+        file.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"the name of the source {file!r} is not UTF-8", "rename it") from None
+    if Path(file).suffix.lower() in _UNREAD:
         raise InvalidRequest(f"the source {file!r} is not a JSON lines file", "unpack or convert it to .jsonl first")
     try:
+        if not stat.S_ISREG(os.stat(file).st_mode):  # before it is opened: opening a pipe would wait for a writer
+            raise InvalidRequest(f"the source {file!r} is not a regular file", "name a file, a folder or a glob")
         with open(file, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise InvalidRequest(f"the source {file!r} is not a regular file", "name a file, a folder or a glob")
-            if opened.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-                raise InvalidRequest(f"the source {file!r} is a JSON array", "write one record a line instead")
+            start = opened.read(64)
+        if start.startswith(_MAGIC):
+            detail = f"the source {file!r} is compressed or binary, whatever its name"
+            raise InvalidRequest(detail, "unpack or convert it to .jsonl first")
+        if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+            raise InvalidRequest(f"the source {file!r} is a JSON array", "write one record a line instead")
     except OSError as error:
         raise InvalidRequest(f"the source {file!r} cannot be read ({error.strerror})", "check the path") from None
 
@@ -114,8 +123,7 @@ class Fingerprint:
         try:
             info = os.stat(path)
         except OSError as error:
-            detail = f"the source {path!r} cannot be read any more ({error.strerror})"
-            raise SourceChanged(detail, "put it back, or submit the job again") from None
+            raise _unreadable(path, error) from None
         return cls(path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
 
     @property
@@ -132,16 +140,27 @@ class Fingerprint:
 
 
 def scan(path: str) -> list[Block]:
-    """Read ``path`` once and return its blocks, in order; none for an empty file. Holds one block in memory."""
+    """Read ``path`` once and return its blocks, in order; none for an empty file. Holds one block in memory.
+
+    Raises ``SourceChanged`` when it cannot be read.
+    """
     blocks: list[Block] = []
     offset = line = 0
-    with open(path, "rb", buffering=0) as file:
-        for data in cut(file):
-            count = _lines(data)
-            blocks.append(Block(path, offset, len(data), line, count, digest_bytes(data)))
-            offset += len(data)
-            line += count
+    try:
+        with open(path, "rb", buffering=0) as file:
+            for data in cut(file):
+                count = _lines(data)
+                blocks.append(Block(path, offset, len(data), line, count, digest_bytes(data)))
+                offset += len(data)
+                line += count
+    except OSError as error:
+        raise _unreadable(path, error) from None
     return blocks
+
+
+def _unreadable(path: str, error: OSError) -> SourceChanged:
+    detail = f"the source {path!r} cannot be read any more ({error.strerror})"
+    return SourceChanged(detail, "put it back, or submit the job again")
 
 
 def _lines(data: memoryview) -> int:
@@ -200,13 +219,12 @@ def _block_end(buffer: bytearray, filled: int) -> int | None:
 
 def read(block: Block) -> bytes:
     """Return the bytes of a block; raise ``SourceChanged`` if they are not those that were scanned."""
-    remedy = "submit the job again"
     try:
         with open(block.source, "rb") as file:
             file.seek(block.offset)
             data = file.read(block.length)
     except OSError as error:
-        raise SourceChanged(f"the source {block.source!r} cannot be read any more ({error.strerror})", remedy) from None
+        raise _unreadable(block.source, error) from None
     if len(data) != block.length or digest_bytes(data) != block.digest:
-        raise SourceChanged(f"the source {block.source!r} changed while the job ran", remedy)
+        raise SourceChanged(f"the source {block.source!r} changed while the job ran", "submit the job again")
     return data

@@ -37,7 +37,7 @@ class Tally:
     encoded_bytes: int = 0
 
     def add(self, receipt: Receipt, length: int, times: int = 1) -> None:
-        """Count a block of ``length`` source bytes that is in the dataset ``times`` times."""
+        """Count a block of ``length`` source bytes that is in the dataset ``times`` times; below 0, take it out."""
         self.blocks_done += times
         self.bytes_done += length * times
         self.rows += receipt.rows * times
@@ -49,6 +49,7 @@ class Tally:
         self.truncated_tokens += receipt.truncated_tokens * times
         for reason, count in receipt.rejected.items():
             self.rejected[reason] += count * times
+        self.rejected += Counter()  # leaves out the zeros
 
     def add_work(self, done: Done) -> None:
         """Count how a block was encoded."""

@@ -20,7 +20,7 @@ from packhouse.worker.render import ChatTemplate, Span, TemplateError
 BATCH_CHARACTERS = 4 << 20
 """Characters of text that are encoded at once."""
 AUDIT_CHATS = 4
-"""Chats of a block that both renderers render."""
+"""Chats of a block that both renderers render: so many plain ones, and so many with tools or other extras."""
 
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
@@ -67,10 +67,21 @@ class Toolkit:
         self.normalization = normalizes(tokenizer.backend)
         self.template: ChatTemplate | None = None
         if recipe.template is not None:
-            self.template = ChatTemplate(recipe.template, tokenizer.special_tokens)
+            self.template = ChatTemplate(recipe.template, tokenizer.special_tokens, fast=fast)
             self.template.prove()
             if recipe.masked and not self.template.generation:
                 _ = self.template.markers  # raises where the template has none
+
+    @property
+    def fast(self) -> bool:
+        """Whether the fast engine or the fast renderer is in use."""
+        return self.encoder.fast is not None or (self.template is not None and self.template.fast is not None)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The parts, 'engine' and 'renderer', whose fast way an audit has found wrong since they were loaded."""
+        renderer = self.template is not None and self.template.audit_failed
+        return ("engine",) * self.encoder.audit_failed + ("renderer",) * renderer
 
     @classmethod
     def load(cls, store: ReadStore, recipe: Recipe, *, fast: bool = True) -> "Toolkit":
@@ -78,17 +89,14 @@ class Toolkit:
         return cls(recipe, TokenizerContent.load(store, recipe.tokenizer), fast=fast)
 
 
-def tokenize(data: bytes, toolkit: Toolkit, *, first: bool) -> Samples:
-    """Tokenize a block; ``first`` says that it starts its source.
-
-    Bad records end up in ``rejects``. Raises ``TooLong`` under overflow 'error'.
-    """
-    encoder, audited = toolkit.encoder, toolkit.encoder.audited
+def tokenize(data: bytes, toolkit: Toolkit) -> Samples:
+    """Tokenize a block. Bad records end up in ``rejects``. Raises ``TooLong`` under overflow 'error'."""
+    encoder, audited, failed = toolkit.encoder, toolkit.encoder.audited, toolkit.failed
     reader = _Reader(toolkit)
-    parts = [_encode(batch, toolkit, reader) for batch in _batches(reader.read(data, first=first))]
-    if encoder.name != "gigatoken" and any(part.engine == "gigatoken" for part in parts):
-        # The audit failed half-way: what the fast engine made of the earlier batches cannot be trusted either.
-        return tokenize(data, toolkit, first=first)
+    parts = [_encode(batch, toolkit, reader) for batch in _batches(reader.read(data))]
+    if toolkit.failed != failed:
+        # An audit failed half-way: what the fast way made of the earlier rows cannot be trusted either.
+        return tokenize(data, toolkit)
     samples = _join(parts, toolkit.recipe)
     samples.records = reader.records
     samples.rejects = reader.rejects
@@ -120,17 +128,21 @@ class _Reader:
         self.records = 0
         self.rejects: list[Reject] = []
         self.fallbacks: Counter[str] = Counter()
-        self._audits = AUDIT_CHATS
+        self._audited: Counter[bool] = Counter()
 
-    def read(self, data: bytes, *, first: bool) -> Iterator[_Text]:
+    def read(self, data: bytes) -> Iterator[_Text]:
         """Yield the usable records of a block as texts."""
         read = self._chat if self._toolkit.template is not None else self._plain
-        for line in lines(data, first=first):
+        for line in lines(data):
             self.records += 1
             try:
-                yield read(line)
+                text = read(line)
             except BadRecord as error:
                 self.rejects.append(line.reject(error))
+            except RecursionError:
+                self.rejects.append(line.reject(BadRecord("unsupported", "values are nested too deeply")))
+            else:
+                yield text
 
     def _plain(self, line: Line) -> _Text:
         return _Text(line, text_of(parse(line.data), self._toolkit.recipe.field), None)
@@ -139,13 +151,14 @@ class _Reader:
         template = self._toolkit.template
         assert template is not None
         chat = chat_of(parse(line.data), self._toolkit.recipe.field)
-        if self._audits and template.fast is not None:
-            self._audits -= 1
+        extras = chat.tools is not None or any(len(message) > 2 for message in chat.messages)
+        if self._audited[extras] < AUDIT_CHATS:
+            self._audited[extras] += 1
             template.audit(chat)
         try:
             text, generated = template.render(chat)
         except TemplateError as error:
-            raise BadRecord("template", str(error)) from None
+            raise BadRecord("template", error.discreet(template.source)) from None
         return _Text(line, text, self._spans(template, chat, text, generated))
 
     def _spans(self, template: ChatTemplate, chat: Chat, text: str, generated: list[Span]) -> list[Span] | None:
@@ -174,7 +187,7 @@ def _encode(batch: list[_Text], toolkit: Toolkit, reader: _Reader) -> Samples:
     encoded = toolkit.encoder.encode([item.text for item in batch])
     rows = np.fromiter((item.line.row for item in batch), np.int32, len(batch))
     mask = _mask(batch, encoded, toolkit, reader) if toolkit.recipe.masked else None
-    return Samples(encoded.ids, encoded.offsets, mask, rows, engine=toolkit.encoder.name)
+    return Samples(encoded.ids, encoded.offsets, mask, rows)
 
 
 def _mask(batch: list[_Text], encoded: Encoded, toolkit: Toolkit, reader: _Reader) -> Mask:
@@ -197,7 +210,11 @@ def _mask(batch: list[_Text], encoded: Encoded, toolkit: Toolkit, reader: _Reade
             if _by_bytes(item.text, spans, borders, base, row, nfc=toolkit.normalization == "NFC"):
                 continue
         reader.fallbacks["offsets"] += 1
-        _by_offsets(item.text, spans, toolkit, row)
+        ids, offsets = toolkit.encoder.slow.spans(item.text)
+        if not np.array_equal(ids, encoded.ids[start:stop]):
+            toolkit.encoder.distrust()
+            return mask  # the block is encoded again
+        row[:] = _by_offsets(spans, offsets)
     return mask
 
 
@@ -223,11 +240,13 @@ def _by_bytes(text: str, spans: Sequence[Span], ends: np.ndarray, base: int, row
     return True
 
 
-def _by_offsets(text: str, spans: Sequence[Span], toolkit: Toolkit, row: Mask) -> None:
-    ids, offsets = toolkit.encoder.slow.spans(text)
-    assert len(ids) == len(row), "engines disagree on a row that the audit did not see"
-    for index, (start, end) in enumerate(offsets):
-        row[index] = any(start < stop and end > begin for begin, stop in spans)
+def _by_offsets(spans: Sequence[Span], offsets: Sequence[Span]) -> Mask:
+    """Return which of the tokens that stand for the characters ``offsets`` overlap a span."""
+    places = np.asarray(offsets, np.int64).reshape(-1, 2)
+    mask = np.zeros(len(places), np.bool_)
+    for begin, stop in spans:
+        mask |= (places[:, 0] < stop) & (places[:, 1] > begin)
+    return mask
 
 
 def _join(parts: Sequence[Samples], recipe: Recipe) -> Samples:
@@ -283,44 +302,40 @@ def _cut(samples: Samples, recipe: Recipe, data: bytes) -> Samples:
     counts = np.diff(samples.offsets)
     kept = np.minimum(counts, recipe.max_length) if recipe.max_length is not None else counts
     long = counts > kept
-    if not long.any():
-        return samples
-    keep = np.ones(len(counts), np.bool_)
-    if recipe.overflow == "error":
+    if recipe.overflow == "error" and long.any():
         first = int(np.argmax(long))
         detail = f"a sample of {int(counts[first]):,} tokens is longer than max_length {recipe.max_length:,}"
         error = TooLong(detail, "raise max_length, or set overflow to 'truncate' or 'drop'")
         error.row = int(samples.rows[first])
         raise error
+    keep = ~long if recipe.overflow == "drop" else np.ones(len(counts), np.bool_)
+    if samples.mask is not None:
+        keep &= _still_trained(samples, kept, keep, data)
     if recipe.overflow == "drop":
-        keep = ~long
         samples.dropped = int(long.sum())
         samples.truncated_tokens = int(counts[long].sum())
     else:
-        samples.truncated = int(long.sum())
-        samples.truncated_tokens = int((counts - kept)[long].sum())
-        if samples.mask is not None:
-            keep = _still_trained(samples, kept, long, data)
-    return _select(samples, np.where(keep, kept, 0), keep)
+        samples.truncated = int((long & keep).sum())
+        samples.truncated_tokens = int((counts - kept)[long & keep].sum())
+    return samples if keep.all() and not long.any() else _select(samples, np.where(keep, kept, 0), keep)
 
 
-def _still_trained(samples: Samples, kept: np.ndarray, long: np.ndarray, data: bytes) -> Mask:
-    """Return which samples have a trained token left; reject the others."""
+def _still_trained(samples: Samples, kept: np.ndarray, keep: Mask, data: bytes) -> Mask:
+    """Return which samples have a trained token left; reject those of ``keep`` that have none."""
     assert samples.mask is not None
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(samples.mask, dtype=np.int64)])
     starts = samples.offsets[:-1]
-    trained = sums[starts + kept] - sums[starts]
-    keep: Mask = ~long | (trained > 0)
-    if not keep.all():
+    trained: Mask = sums[starts + kept] > sums[starts]
+    if not trained.all():
         ends = np.append(np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")), len(data))
-    for index in np.flatnonzero(~keep):
+    for index in np.flatnonzero(keep & ~trained):
         row, count = int(samples.rows[index]), int(samples.offsets[index + 1] - starts[index])
         begin = int(ends[row - 1]) + 1 if row else 0
         detail = f"no trained token is among the {int(kept[index]):,} of {count:,} that max_length leaves"
+        if kept[index] == count:
+            detail = f"no token of {count:,} is trained: the tokenizer makes none of what the assistant says"
         samples.rejects.append(Reject(row, begin, int(ends[row]) - begin, "nothing_to_train", detail))
-        samples.truncated -= 1
-        samples.truncated_tokens -= count - int(kept[index])
-    return keep
+    return trained
 
 
 def _select(samples: Samples, counts: np.ndarray, keep: Mask) -> Samples:

@@ -32,8 +32,10 @@ class Done:
     block: Block
     receipt: Receipt
     engine: str
-    fast_failed: bool
-    """Whether the audit found that the fast engine's ids were wrong."""
+    fast: bool
+    """Whether the fast engine or the fast renderer had a part in it."""
+    failed: tuple[str, ...]
+    """The parts, 'engine' and 'renderer', whose fast way an audit has found wrong."""
     audited: int
     fallbacks: Counter[str]
     rejects: tuple[Reject, ...]
@@ -62,9 +64,8 @@ def warm_up(store: Store, recipe: Recipe) -> str:
 
 def _encode_block(store: Store, recipe: Recipe, block: Block, *, fast: bool) -> Done:
     toolkit = _toolkit(store, recipe, fast)
-    proven = toolkit.encoder.fast is not None
     try:
-        samples = tokenize(read(block), toolkit, first=block.offset == 0)
+        samples = tokenize(read(block), toolkit)
     except TooLong as error:
         raise TooLong(
             f"{block.source!r} line {block.first_line + error.row + 1}: {error.detail}", error.remedy
@@ -78,7 +79,8 @@ def _encode_block(store: Store, recipe: Recipe, block: Block, *, fast: bool) -> 
         block,
         receipt,
         samples.engine,
-        proven and toolkit.encoder.fast is None,
+        toolkit.fast,
+        toolkit.failed,
         samples.audited,
         samples.fallbacks,
         tuple(samples.rejects[:SHOWN_REJECTS]),

@@ -1,0 +1,1 @@
+"""packhouse.service.routes: one noun a file."""

@@ -1,0 +1,62 @@
+"""The HTTP server: a socket that is taken first, and a thread that answers on it."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from packhouse.client.errors import Unavailable
+from packhouse.service.jobs import Jobs
+
+STREAMS_WITHIN = 3
+"""Seconds that open requests have to end after the service was told to; then they are cut."""
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Listen on ``port``, or on a free one for 0; raise ``Unavailable``."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(1024)
+        except OSError as error:
+            fact = f"port {port} of {host} cannot be used ({error.strerror})"
+            raise Unavailable(fact, "stop what listens there, or choose another with --port") from error
+        yield listener
+
+
+@contextmanager
+def answering(app: FastAPI, listener: socket.socket, jobs: Jobs, stop: threading.Event) -> Iterator[None]:
+    """Answer HTTP in a thread of its own, and set ``stop`` when it ends by itself.
+
+    At the end of the context, streams of events are ended and other requests get a moment.
+    """
+
+    def answer() -> None:
+        try:
+            server.run([listener])
+        finally:
+            stop.set()  # a service that cannot be asked is of no use
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=STREAMS_WITHIN,
+        server_header=False,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=answer, name="http", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        jobs.hang_up()
+        server.should_exit = True
+        thread.join(STREAMS_WITHIN + 2)

@@ -1,0 +1,101 @@
+"""What a job does: the one place where the service calls the worker."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from packhouse.client.errors import InvalidRequest
+from packhouse.client.format import Receipt, read_manifest
+from packhouse.client.store import Store
+from packhouse.client.wire import JobSpec, Progress
+from packhouse.service.catalog import Catalog, RejectedBlock
+
+if TYPE_CHECKING:
+    from packhouse.worker.executor import Executor
+    from packhouse.worker.recipe import ResolvedRecipe
+
+# The worker's modules import transformers and ray, which take seconds: the service answers before they are in, so
+# they are imported where they are used.
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a job leaves behind."""
+
+    dataset: str
+    rejected: list[RejectedBlock]
+
+
+class Work(Protocol):
+    """What the job table needs of the worker."""
+
+    def check(self, spec: JobSpec) -> "ResolvedRecipe":
+        """Raise what is wrong with ``spec``; return its recipe."""
+
+    def run(
+        self,
+        spec: JobSpec,
+        recipe: "ResolvedRecipe",
+        on_progress: Callable[[Progress], None],
+        cancelled: threading.Event,
+    ) -> Result:
+        """Do the job; raise why it failed, or anything at all once ``cancelled`` is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWork:
+    """Caching jobs, done by the worker on Ray."""
+
+    store: Store
+    catalog: Catalog
+    executor: "Executor"
+
+    def check(self, spec: JobSpec) -> "ResolvedRecipe":
+        """Look for the sources first: that is quick, and a wrong path is the most common fault."""
+        from packhouse.worker import recipe, sources
+
+        _check_paths([*spec.sources, spec.tokenizer])
+        sources.expand(spec.sources)
+        return recipe.resolve(spec, self.store)
+
+    def run(
+        self,
+        spec: JobSpec,
+        recipe: "ResolvedRecipe",
+        on_progress: Callable[[Progress], None],
+        cancelled: threading.Event,
+    ) -> Result:
+        """Run the worker's pipeline."""
+        from packhouse.worker import pipeline
+
+        outcome = pipeline.run(
+            spec,
+            recipe,
+            store=self.store,
+            index=self.catalog,
+            executor=self.executor,
+            on_progress=on_progress,
+            cancelled=cancelled,
+        )
+        shards = {shard.key: shard for shard in read_manifest(self.store, outcome.dataset_id).shards}
+        return Result(outcome.dataset_id, list(_with_rejected(outcome.blocks, shards)))
+
+
+def warm_up() -> None:
+    """Import what the first job needs."""
+    from transformers import AutoTokenizer  # noqa: F401
+
+    from packhouse.worker import pipeline, plans, recipe, sources  # noqa: F401
+
+
+def _check_paths(paths: list[str]) -> None:
+    for path in paths:
+        if "\0" in path:
+            raise InvalidRequest(f"the path {path!r} holds a zero byte", "no file can have that name")
+
+
+def _with_rejected(blocks: list[dict[str, Any]], shards: dict[str, Receipt]) -> Iterator[RejectedBlock]:
+    for block in blocks:
+        if records := sum(shards[block["shard"]].rejected.values()):
+            yield RejectedBlock(block["source"], block["offset"], block["first_line"], block["shard"], records)

@@ -1,0 +1,258 @@
+"""The two renderers: minijinja, set up as transformers sets up Jinja, and transformers' own, bounded in time.
+
+Neither lets a template change what it is given, and neither runs for ever: minijinja counts instructions, and the
+slow renderer is interrupted.
+"""
+
+import ctypes
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import minijinja
+
+from packhouse.worker.records import Chat
+
+FUEL = 20_000_000
+"""Instructions that one rendering may take."""
+MAX_SECONDS = 5.0
+"""Seconds that one rendering by the slow renderer may take."""
+
+Span = tuple[int, int]
+
+_OPEN, _CLOSE = "\ue0f0", "\ue0f1"
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_GENERATION = re.compile(
+    r"(?P<lead>^[ \t]*)?\{%(?P<left>[-+]?)\s*(?P<end>end)?generation\s*(?P<right>[-+]?)%\}(?P<newline>\n?)",
+    re.MULTILINE,
+)
+
+
+class TemplateError(Exception):
+    """A template that cannot render a chat, with the renderer's reason."""
+
+    def __init__(self, message: str, kind: str = "", line: int | None = None) -> None:
+        super().__init__(message, kind, line)
+        self.message, self.kind, self.line = message, kind, line
+
+    def __str__(self) -> str:
+        return self.message
+
+    def discreet(self, source: str) -> str:
+        """Return a reason that shows nothing of the chat: the template's own words, or where it failed."""
+        if self.message in source:
+            return self.message
+        return f"{self.kind} in line {self.line} of the chat template" if self.line else self.kind
+
+
+class FastRenderer:
+    """minijinja, set up as transformers sets up Jinja; a generation tag becomes a pair of private marks."""
+
+    def __init__(self, source: str, variables: dict[str, Any]) -> None:
+        self._variables = variables
+        self._marked = has_generation(source)
+        self._environment = minijinja.Environment(
+            templates={"chat": _mark_generation(source)},
+            pycompat=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            fuel=FUEL,
+        )
+        self._environment.add_filter("tojson", _tojson)
+        self._environment.add_global("raise_exception", _raise_exception)
+
+    def render(self, chat: Chat, *, prompt: bool = False) -> tuple[str, list[Span]]:
+        """Return the text and its generation spans; raise ``TemplateError``."""
+        try:
+            text = self._environment.render_template(
+                "chat",
+                messages=_frozen(chat.messages),
+                tools=_frozen(chat.tools),
+                documents=None,
+                add_generation_prompt=prompt,
+                **self._variables,
+            )
+        except minijinja.TemplateError as error:
+            raise TemplateError(_first_line(error), str(error.kind), error.line) from None
+        except Exception as error:  # what Python objects raise when a template uses them
+            raise TemplateError(_first_line(error), type(error).__name__) from None
+        return _take_marks(text) if self._marked else (text, [])
+
+
+class SlowRenderer:
+    """transformers' own sandboxed Jinja renderer."""
+
+    def __init__(self, source: str, variables: dict[str, Any]) -> None:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        self._render = render_jinja_template
+        self._source = source
+        self._variables = variables
+        self._tracks = has_generation(source)
+
+    def render(self, chat: Chat, *, prompt: bool = False) -> tuple[str, list[Span]]:
+        """Return the text and its generation spans; raise ``TemplateError``."""
+        try:
+            with _deadline(MAX_SECONDS):
+                texts, spans = self._render(
+                    conversations=[chat.messages],
+                    tools=chat.tools,
+                    chat_template=self._source,
+                    return_assistant_tokens_mask=self._tracks,
+                    add_generation_prompt=prompt,
+                    **self._variables,
+                )
+        except _TimeOut:
+            raise TemplateError(f"rendering took more than {MAX_SECONDS:g} seconds", "TimeOut") from None
+        except Exception as error:  # a template may raise anything
+            raise TemplateError(_first_line(error), type(error).__name__, _template_line(error)) from None
+        return texts[0], [(start, end) for start, end in spans[0]] if self._tracks else []
+
+
+def has_generation(source: str) -> bool:
+    """Return whether a template marks what the assistant generates."""
+    return _GENERATION.search(_COMMENT.sub("", source)) is not None
+
+
+def holds_marks(chat: Chat) -> bool:
+    """Return whether a chat holds the private characters that the fast renderer marks generation with."""
+    return any(_OPEN in string or _CLOSE in string for string in chat.strings())
+
+
+def _mark_generation(source: str) -> str:
+    """Replace the generation tags, unknown to minijinja, by expressions that write private marks.
+
+    Expressions are not subject to ``trim_blocks`` and ``lstrip_blocks``, so what those would strip is stripped here.
+    """
+
+    def mark(match: re.Match[str]) -> str:
+        left, right = match["left"], match["right"]
+        lead = match["lead"] or "" if left == "+" else ""
+        newline = match["newline"] if right == "+" else ""
+        letter = _CLOSE if match["end"] else _OPEN
+        return f'{lead}{{{{{left.replace("+", "")} "{letter}" {right.replace("+", "")}}}}}{newline}'
+
+    return _GENERATION.sub(mark, source)
+
+
+def _take_marks(text: str) -> tuple[str, list[Span]]:
+    spans: list[Span] = []
+    pieces: list[str] = []
+    length = 0
+    for index, piece in enumerate(re.split(f"([{_OPEN}{_CLOSE}])", text)):
+        if index % 2 == 0:
+            pieces.append(piece)
+            length += len(piece)
+        elif piece == _OPEN:
+            spans.append((length, -1))
+        elif not spans or spans[-1][1] >= 0:
+            raise TemplateError("a generation tag is closed twice", "marks")
+        else:
+            spans[-1] = (spans[-1][0], length)
+    if any(end < 0 for _, end in spans):
+        raise TemplateError("a generation tag is not closed", "marks")
+    return "".join(pieces), spans
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise TypeError("a template may not change what it is given")
+
+
+class _FrozenDict(dict[str, Any]):
+    clear = pop = popitem = setdefault = update = _refuse
+
+
+class _FrozenList(list[Any]):
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+
+
+def _frozen(value: Any) -> Any:
+    """Return a copy that no method of its parts can change: minijinja would call those of a plain list."""
+    if isinstance(value, dict):
+        return _FrozenDict({name: item if type(item) is str else _frozen(item) for name, item in value.items()})
+    return _FrozenList(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+    # minijinja's own filter escapes < > & ' for HTML, which no model was trained on.
+    options.setdefault("ensure_ascii", False)
+    return json.dumps(value, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> None:
+    raise minijinja.TemplateError(message)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def _template_line(error: BaseException) -> int | None:
+    """Return the line of the template that an error of Jinja came from."""
+    line, trace = getattr(error, "lineno", None), error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+class _TimeOut(Exception):
+    pass
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise ``_TimeOut`` in this thread when the body takes longer; signals would work in the main thread only."""
+    thread = threading.get_ident()
+    _WATCHDOG.watch(thread, time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _WATCHDOG.leave(thread)
+
+
+class _Watchdog:
+    """One thread that interrupts those past their deadline; it starts with the first and ends with the last."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._deadlines: dict[int, float] = {}
+        self._running = False
+
+    def watch(self, thread: int, deadline: float) -> None:
+        """Interrupt ``thread`` at ``deadline``, unless it leaves before."""
+        with self._change:
+            self._deadlines[thread] = deadline
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="render-deadline", daemon=True).start()
+
+    def leave(self, thread: int) -> None:
+        """Forget ``thread``, and an interruption that is on its way to it."""
+        with self._change:
+            if self._deadlines.pop(thread, None) is None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+
+    def _run(self) -> None:
+        idle_since = time.monotonic()
+        with self._change:
+            while self._deadlines or time.monotonic() - idle_since < 1:
+                self._change.wait(0.1)
+                now = time.monotonic()
+                if self._deadlines:
+                    idle_since = now
+                for thread in [thread for thread, deadline in self._deadlines.items() if deadline < now]:
+                    del self._deadlines[thread]
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TimeOut))
+            self._running = False
+
+
+_WATCHDOG = _Watchdog()
