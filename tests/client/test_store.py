@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from packhouse.client.errors import InvalidRequest, NotFound
+from packhouse.client.errors import InvalidRequest, NotFound, Unavailable
 from packhouse.client.store import TEMPORARY, LocalStore
 
 
@@ -115,8 +115,12 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_store_where_a_file_stands_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
+    store = LocalStore(tmp_path / "file")
     with pytest.raises(OSError, match="Not a directory|File exists"):
-        LocalStore(tmp_path / "file").write("a", b"x")
+        store.write("a", b"x")
+    for call in (store.open, store.size):
+        with pytest.raises(Unavailable, match="cannot be read .Not a directory"):
+            call("a")
 
 
 def test_sweeping_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:

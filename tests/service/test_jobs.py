@@ -215,3 +215,22 @@ def test_a_failed_job_says_why(start_service: Start, tmp_path: Path, tokenizer_d
             client.wait(job.id)
         assert caught.value.remedy
         assert client.job(job.id).error is not None
+
+
+def test_a_job_that_fails_by_bad_records_lists_them(service: Any, tmp_path: Path, tokenizer_dir: Path) -> None:
+    source = tmp_path / "bad.jsonl"
+    source.write_text('{"text": "a"}\n{"txt": "b"}\nnot json\n')
+    with Client(service.url) as client:
+        job = client.submit(JobSpec(sources=[str(source)], tokenizer=str(tokenizer_dir)))
+        with pytest.raises(JobFailed, match="2 of 3 records cannot be used"):
+            client.wait(job.id)
+        found = [(record.line, record.reason) for record in client.rejected(job.id)]
+    assert found == [(2, "missing_field"), (3, "invalid_json")]
+
+
+def test_a_warning_of_the_recipe_stands_in_the_job(service: Any, texts: Path, tokenizer_dir: Path) -> None:
+    template = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<eoa>' }}{% endfor %}"
+    with Client(service.url) as client:
+        spec = JobSpec(sources=[str(texts)], tokenizer=str(tokenizer_dir), kind="chat", template=template)
+        (warning,) = client.submit(spec).warnings
+    assert "'<eoa>', which is not a token of its own" in warning

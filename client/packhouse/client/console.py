@@ -55,6 +55,8 @@ def job_summary(job: Job) -> Table:
     if job.dataset:
         table.add_row("dataset", job.dataset)
     table.add_row("recipe", job.recipe)
+    for warning in job.warnings:
+        table.add_row("warning", warning)
     table.add_row("rows", f"{progress.rows:,} of {progress.records:,} records, in {progress.sources:,} files")
     table.add_row("tokens", f"{progress.tokens:,}, of which {progress.trained_tokens:,} are trained")
     table.add_row("blocks", _blocks(progress))

@@ -228,7 +228,10 @@ def _read_batch(store: ReadStore, key: str, info: FileInfo, receipt: Receipt) ->
         raise Damaged(f"{key} has {buffer.size} bytes and its manifest says {info.bytes}", remedy)
     if digest_bytes(buffer) != info.digest:
         raise Damaged(f"the bytes of {key} are not those its manifest states", remedy)
-    batch = pa.ipc.open_file(buffer).get_batch(0)
+    try:
+        batch = pa.ipc.open_file(buffer).get_batch(0)
+    except pa.ArrowInvalid as error:
+        raise Damaged(f"{key} is not an Arrow file ({error})", remedy) from None
     if batch.num_rows != receipt.rows:
         raise Damaged(f"{key} has {batch.num_rows} rows and its manifest says {receipt.rows}", remedy)
     return batch

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from packhouse.client.errors import InvalidRequest, NotFound
+from packhouse.client.errors import InvalidRequest, NotFound, Unavailable
 
 TEMPORARY = "tmp"
 """Folder of files that are being written; a reader never looks into it."""
@@ -55,7 +55,10 @@ class LocalStore:
         return self.root.joinpath(*parts)
 
     def open(self, key: str) -> pa.Buffer:
-        """Return a memory map of the file; it stays readable after the file is replaced or removed."""
+        """Return a memory map of the file; it stays readable after the file is replaced or removed.
+
+        Raises ``NotFound`` where there is none, and ``Unavailable`` where it cannot be read.
+        """
         path = self.path(key)
         try:
             if path.stat().st_size == 0:
@@ -64,6 +67,8 @@ class LocalStore:
                 return file.read_buffer()
         except FileNotFoundError:
             raise NotFound(f"the store {self.root} has no {key}") from None
+        except OSError as error:
+            raise Unavailable(f"the store {self.root} cannot be read ({error.strerror})", "repair it") from None
 
     def write(self, key: str, data: Any) -> None:
         """Write a temporary file, flush it to the disk, then rename it and flush the folder."""
@@ -83,11 +88,13 @@ class LocalStore:
         _flush_folder(target.parent)
 
     def size(self, key: str) -> int | None:
-        """Return the file's length in bytes, or None."""
+        """Return the file's length in bytes, or None; raise ``Unavailable`` where that cannot be told."""
         try:
             return self.path(key).stat().st_size
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise Unavailable(f"the store {self.root} cannot be read ({error.strerror})", "repair it") from None
 
     def delete(self, key: str) -> None:
         """Unlink the file if it is there."""

@@ -117,6 +117,8 @@ class Job(Wire):
     version: int
     """Grows with every change of the job; the id of its events."""
     progress: Progress
+    warnings: list[str] = []
+    """What the job does that its submitter may not expect."""
     dataset: str | None = None
     error: Problem | None = None
     created_at: datetime

@@ -18,7 +18,7 @@ from packhouse.client.errors import Mismatch, PackhouseError, Unavailable
 from packhouse.client.wire import Job, JobSpec, JobState, Problem, Progress
 from packhouse.service.catalog import Catalog
 from packhouse.service.problems import Conflict, describe, unexpected
-from packhouse.service.work import Result, Work
+from packhouse.service.work import Work
 
 if TYPE_CHECKING:
     from packhouse.worker.recipe import ResolvedRecipe
@@ -101,6 +101,7 @@ class Jobs:
             recipe=recipe.digest,
             version=1,
             progress=Progress(),
+            warnings=list(recipe.warnings),
             created_at=_now(),
         )
         with self._wake:
@@ -193,7 +194,7 @@ class Jobs:
 
     def _run(self, active: _Active) -> None:
         try:
-            result = self._do(active)
+            dataset = self._do(active)
         except Exception as error:
             if active.cancelling:
                 self._end(active, JobState.CANCELLED)
@@ -202,9 +203,9 @@ class Jobs:
             else:
                 self._end(active, JobState.FAILED, error=_explain(active.job, error))
         else:
-            self._end(active, JobState.SUCCEEDED, dataset=result.dataset)
+            self._end(active, JobState.SUCCEEDED, dataset=dataset)
 
-    def _do(self, active: _Active) -> Result:
+    def _do(self, active: _Active) -> str:
         job, recipe = active.job, active.recipe or self._work.check(active.job.spec)
         if recipe.digest != job.recipe:
             raise Mismatch(
@@ -212,11 +213,13 @@ class Jobs:
                 f"submitted (recipe {job.recipe}, now {recipe.digest})",
                 "submit the job again",
             )
-        result = self._work.run(
-            job.spec, recipe, lambda progress: self._on_progress(active, progress), active.cancelled
+        return self._work.run(
+            job.spec,
+            recipe,
+            on_progress=lambda progress: self._on_progress(active, progress),
+            keep_rejected=lambda blocks: self._catalog.keep_rejected(job.id, blocks),
+            cancelled=active.cancelled,
         )
-        self._catalog.keep_rejected(job.id, result.rejected)
-        return result
 
     def _on_progress(self, active: _Active, progress: Progress) -> None:
         with self._lock:

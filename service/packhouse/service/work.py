@@ -1,12 +1,11 @@
 """What a job does: the one place where the service calls the worker."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from packhouse.client.errors import InvalidRequest
-from packhouse.client.format import Receipt, read_manifest
 from packhouse.client.store import Store
 from packhouse.client.wire import JobSpec, Progress
 from packhouse.service.catalog import Catalog, RejectedBlock
@@ -19,12 +18,8 @@ if TYPE_CHECKING:
 # they are imported where they are used.
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a job leaves behind."""
-
-    dataset: str
-    rejected: list[RejectedBlock]
+KeepRejected = Callable[[list[RejectedBlock]], None]
+"""Told, once, where the records lie that a job kept out, whether it succeeds or fails by them."""
 
 
 class Work(Protocol):
@@ -38,9 +33,10 @@ class Work(Protocol):
         spec: JobSpec,
         recipe: "ResolvedRecipe",
         on_progress: Callable[[Progress], None],
+        keep_rejected: KeepRejected,
         cancelled: threading.Event,
-    ) -> Result:
-        """Do the job; raise why it failed, or anything at all once ``cancelled`` is set."""
+    ) -> str:
+        """Do the job and return its dataset; raise why it failed, or anything at all once ``cancelled`` is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +60,27 @@ class CacheWork:
         spec: JobSpec,
         recipe: "ResolvedRecipe",
         on_progress: Callable[[Progress], None],
+        keep_rejected: KeepRejected,
         cancelled: threading.Event,
-    ) -> Result:
+    ) -> str:
         """Run the worker's pipeline."""
         from packhouse.worker import pipeline
 
-        outcome = pipeline.run(
-            spec,
-            recipe,
-            store=self.store,
-            index=self.catalog,
-            executor=self.executor,
-            on_progress=on_progress,
-            cancelled=cancelled,
-        )
-        shards = {shard.key: shard for shard in read_manifest(self.store, outcome.dataset_id).shards}
-        return Result(outcome.dataset_id, list(_with_rejected(outcome.blocks, shards)))
+        try:
+            outcome = pipeline.run(
+                spec,
+                recipe,
+                store=self.store,
+                index=self.catalog,
+                executor=self.executor,
+                on_progress=on_progress,
+                cancelled=cancelled,
+            )
+        except pipeline.BadRecords as error:
+            keep_rejected(list(_with_rejected(error.blocks)))
+            raise
+        keep_rejected(list(_with_rejected(outcome.blocks)))
+        return outcome.dataset_id
 
 
 def warm_up() -> None:
@@ -95,7 +96,9 @@ def _check_paths(paths: list[str]) -> None:
             raise InvalidRequest(f"the path {path!r} holds a zero byte", "no file can have that name")
 
 
-def _with_rejected(blocks: list[dict[str, Any]], shards: dict[str, Receipt]) -> Iterator[RejectedBlock]:
+def _with_rejected(blocks: Sequence[dict[str, Any]]) -> Iterator[RejectedBlock]:
     for block in blocks:
-        if records := sum(shards[block["shard"]].rejected.values()):
-            yield RejectedBlock(block["source"], block["offset"], block["first_line"], block["shard"], records)
+        if block["rejected"]:
+            yield RejectedBlock(
+                block["source"], block["offset"], block["first_line"], block["shard"], block["rejected"]
+            )

@@ -147,8 +147,10 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states (B, T, D); arguments as in `InternLM2.forward`."""
         # Counting lengths makes a GPU wait, so it is done only where positions are scaled by them.
-        scaled = self.rotary_emb.scaling_factor is not None
-        rotary = self.rotary_emb(indexes, segment_lengths(cu_seqlens, input_ids.shape[0]) if scaled else None)
+        lengths = None
+        if self.rotary_emb.scaling_factor is not None:
+            lengths = cu_seqlens[-1:] if caches else segment_lengths(cu_seqlens, input_ids.shape[0])
+        rotary = self.rotary_emb(indexes, lengths)
         x_BTD: Tensor = self.tok_embeddings(input_ids)
         for number, block in enumerate(self.layers):
             x_BTD = block(x_BTD, rotary, cu_seqlens, max_seqlen, caches[number] if caches else None)

@@ -23,7 +23,7 @@ class RotaryEmbedding(nn.Module):
         self.max_position = max_position
 
     def forward(self, indexes: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `rotary_tables`; `lengths` (T,) int64, the length of each token's segment, is needed for scaling only."""
+        """See `rotary_tables`; `lengths` (T,), or (1,) for all, of each token's segment are needed to scale only."""
         if self.scaling_factor is None or lengths is None:
             return rotary_tables(indexes, self.head_dim, self.base)
         stretched = lengths.clamp(min=self.max_position).to(torch.float64) / self.max_position

@@ -6,7 +6,7 @@ The dataset does not depend on what ran where or ended when: its shards stand in
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,6 +52,8 @@ class BadRecords(InvalidRequest):
     """More records cannot be used than the job allows."""
 
     kind = "bad-records"
+    blocks: Sequence[dict[str, Any]] = ()
+    """As in ``Outcome``: those that are done, so that the records can be found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Outcome:
 
     dataset_id: str
     blocks: list[dict[str, Any]]
+    """Source, offset, length, first_line and lines of each, the key of its shard, and how many records it rejected."""
 
 
 def run(
@@ -115,6 +118,9 @@ class _Run:
             self._encode(self._look_up(blocks), Counter(block.digest for block in blocks))
             self._judge(blocks)
             return self._commit(blocks)
+        except BadRecords as error:
+            error.blocks = self._places(blocks)
+            raise
         finally:
             self.executor.cancel(list(self.running))
             if self.deaths:
@@ -293,8 +299,14 @@ class _Run:
             remedy = "free or repair it and submit the job again: finished shards are kept"
             raise Unavailable(f"the store cannot be written ({error.strerror})", remedy) from None
         self._tell("done", force=True)
-        places = [asdict(block) | {"shard": self.receipts[block.digest].key} for block in blocks]
-        return Outcome(manifest.id, places)
+        return Outcome(manifest.id, self._places(blocks))
+
+    def _places(self, blocks: list[Block]) -> list[dict[str, Any]]:
+        done = [(block, self.receipts[block.digest]) for block in blocks if block.digest in self.receipts]
+        return [
+            asdict(block) | {"shard": receipt.key, "rejected": sum(receipt.rejected.values())}
+            for block, receipt in done
+        ]
 
 
 def _tasks(blocks: list[Block]) -> list[list[Block]]:

@@ -1,0 +1,145 @@
+"""Checkpoints: another mode, world and size go on where one stopped, and a kill leaves the last good one."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.pool import Pool
+from tests.trainer.steps import Step, make_step, random_samples
+
+from packhouse.client.errors import Mismatch
+from packhouse.trainer import checkpoint
+from packhouse.trainer.checkpoint import Checkpoints, name_of
+from packhouse.trainer.log import quiet
+from packhouse.trainer.model import InternLM2, ModelConfig
+from packhouse.trainer.optim import TrainConfig, make_optimizer
+from packhouse.trainer.parallel import ModeName, ShardedModel, build, make_groups, plain
+from packhouse.trainer.train import train
+
+SHAPE = ModelConfig(32, 2, num_heads=8, num_kv_heads=4, ffn_size=48, vocab_size=64)
+STEPS, STOP, PACKS = 6, 3, 4
+Setup = tuple[int, ModeName, int, int | None]
+
+
+def steps(rank: int, ranks: int) -> list[Step]:
+    """This data rank's part of every step, in which there are four packs."""
+    made = []
+    for step in range(STEPS):
+        packs = [random_samples([7, 9], 64, PACKS * step + row) for row in range(PACKS)]
+        data, labels = make_step(packs[rank * PACKS // ranks : (rank + 1) * PACKS // ranks], 16)
+        made.append(({**data, "step": step}, labels))
+    return made
+
+
+def go(folder: Path | None, name: ModeName, tp: int, wp: int | None, stop: int, shard: bool) -> list[float]:
+    """Train up to `stop`, from the last checkpoint; the losses of the steps that were run."""
+    groups = make_groups(tp, wp)
+    model = build(SHAPE, groups, name, seed=4)
+    model.model.double()
+    config = TrainConfig(STEPS, peak_lr=1e-2, warmup_steps=2, schedule="cosine", shard_optimizer=shard, clip_norm=0.5)
+    optimizer = make_optimizer(model, config)
+    first, checkpoints = 0, None
+    if folder is not None:
+        checkpoints = Checkpoints(folder)
+        found = checkpoints.load(model, optimizer)
+        first = found["data"]["step"] if found else 0
+    batches = steps(groups.data.rank, groups.data.size)[first:stop]
+    logs = train(model, batches, config, optimizer=optimizer, log=quiet)
+    if checkpoints is not None:
+        checkpoints.save(stop, model, optimizer, {"plan": "p", "step": stop})
+        checkpoints.wait()
+    return [entry.loss for entry in logs]
+
+
+@pytest.fixture(scope="module")
+def unbroken(pool: Pool) -> list[float]:
+    return list(pool.run(1, go, None, "mtp", 1, None, STEPS, False)[0])
+
+
+@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((4, "isp", 2, 4), (2, "mtp", 2, None)),
+        ((4, "mtp", 2, None), (4, "isp", 4, 2)),
+        ((2, "msp", 2, None), (1, "mtp", 1, None)),
+        ((1, "mtp", 1, None), (4, "isp", 1, 4)),
+        ((4, "fsp", 4, None), (4, "mtp", 1, None)),
+    ],
+)
+def test_a_run_goes_on_under_another_mode_and_world(
+    pool: Pool, tmp_path: Path, unbroken: list[float], before: Setup, after: Setup, shard: bool
+) -> None:
+    losses = []
+    for (world, *setup), stop in ((before, STOP), (after, STEPS)):
+        losses += pool.run(world, go, tmp_path, *setup, stop, shard)[0]
+    assert losses == pytest.approx(unbroken, rel=0, abs=1e-9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name_of(STOP), name_of(STEPS)]
+
+
+def trained(folder: Path, **settings: Any) -> tuple[Checkpoints, ShardedModel, torch.optim.Optimizer]:
+    model = plain(InternLM2(SHAPE))
+    optimizer = make_optimizer(model, TrainConfig(1))
+    train(model, steps(0, 1)[:1], TrainConfig(1), optimizer=optimizer, log=quiet)
+    return Checkpoints(folder, **settings), model, optimizer
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    checkpoints, model, optimizer = trained(tmp_path, keep=2)
+    for step in range(1, 6):
+        checkpoints.save(step, model, optimizer, {"step": step})
+    checkpoints.wait()
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [name_of(4), name_of(5)]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, model, optimizer = trained(tmp_path)
+    expected, go_on = model.model.output.weight.detach().clone(), threading.Event()
+    write = Checkpoints._write
+
+    def slow(self: Checkpoints, *args: Any) -> None:
+        go_on.wait(30)
+        write(self, *args)
+
+    monkeypatch.setattr(Checkpoints, "_write", slow)
+    checkpoints.save(1, model, optimizer, {"step": 1})
+    with torch.no_grad():
+        model.model.output.weight.zero_()
+    go_on.set()
+    checkpoints.wait()
+    checkpoints.load(model, optimizer)
+    torch.testing.assert_close(model.model.output.weight.detach(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("moment", ["save", "_write_synced", "replace"])
+def test_a_write_that_ends_early_leaves_the_last_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    checkpoints, model, optimizer = trained(tmp_path)
+    checkpoints.save(1, model, optimizer, {"step": 1})
+    checkpoints.wait()
+
+    def killed(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os if moment == "replace" else checkpoint, moment, killed)
+        checkpoints.save(2, model, optimizer, {"step": 2})
+        with pytest.raises(OSError, match="no space left"):
+            checkpoints.wait()
+    again = Checkpoints(tmp_path)
+    found = again.load(model, optimizer)
+    assert found is not None
+    assert found["data"] == {"step": 1}
+    assert [path.name for path in tmp_path.iterdir()] == [name_of(1)]
+
+
+def test_a_model_of_another_shape_is_refused(tmp_path: Path) -> None:
+    checkpoints, model, optimizer = trained(tmp_path)
+    checkpoints.save(1, model, optimizer, {"step": 1})
+    other = plain(InternLM2(ModelConfig(32, 3, num_heads=8, num_kv_heads=4, ffn_size=48, vocab_size=64)))
+    with pytest.raises(Mismatch, match="is of a model with num_layers 2 and not 3"):
+        checkpoints.load(other, make_optimizer(other, TrainConfig(1)))

@@ -1,0 +1,206 @@
+"""Checkpoints that any mode, world and size can go on from: written in the background, whole or not at all.
+
+Every rank writes its own parts with torch.distributed.checkpoint, as slices of the whole tensors, so another cut reads
+them back. A checkpoint is a folder that gets its final name by one rename after all ranks' files are on the disk; what
+a killed run left unfinished is swept by the next one and never read.
+"""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from packhouse.client.errors import Mismatch
+from packhouse.trainer.parallel.groups import Group
+from packhouse.trainer.parallel.shard import Placement
+from packhouse.trainer.parallel.sharded import ShardedModel
+
+ABOUT = "about.json"
+UNFINISHED = ".unfinished"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_WHOLE = Placement(None, Group((0,)), Group((0,)))
+
+
+class Checkpoints:
+    """The checkpoints in `folder`, of which the last `keep` stay; one is written at a time, `step-N` for next step N.
+
+    Creating one is collective, as are its methods; all ranks must see the same folder. With `background` the training
+    goes on while a copy of the state is written.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 3, background: bool = True) -> None:
+        self.folder, self.keep, self.background = folder, keep, background
+        running = dist.is_initialized()
+        self._rank = dist.get_rank() if running else 0
+        # Its own group: the writer's messages must not mix with those of the training that goes on.
+        self._group = dist.new_group(backend="gloo") if running else None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        if self._rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(f"*{UNFINISHED}"):
+                shutil.rmtree(left)
+        self._barrier()
+
+    def save(
+        self, step: int, model: ShardedModel, optimizer: torch.optim.Optimizer, data_state: Mapping[str, Any]
+    ) -> None:
+        """Keep the state with which `step` would begin; raises what the write before failed with."""
+        self.wait()
+        if (self.folder / name_of(step)).exists():
+            return
+        state = _detached(_state(model, optimizer))
+        about = {"step": step, "data": dict(data_state), "model": asdict(model.model.config)}
+        self._thread = threading.Thread(target=self._guarded, args=(step, state, about), name="checkpoint")
+        self._thread.start()
+        if not self.background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; raises what the writing failed with."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._barrier()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def latest(self) -> Path | None:
+        """The last whole checkpoint."""
+        return max(self._finished(), default=None)
+
+    def load(
+        self, model: ShardedModel, optimizer: torch.optim.Optimizer, path: Path | None = None
+    ) -> dict[str, Any] | None:
+        """Fill model and optimizer from `path` or the last checkpoint; returns its step and data state, or None.
+
+        Raises Mismatch for a checkpoint of a model of another shape.
+        """
+        self.wait()
+        path = path or self.latest()
+        if path is None:
+            return None
+        about: dict[str, Any] = json.loads((path / ABOUT).read_text(encoding="utf-8"))
+        ours = asdict(model.model.config)
+        if about["model"] != ours:
+            field = next(key for key in ours if ours[key] != about["model"].get(key))
+            raise Mismatch(
+                f"the checkpoint {path} is of a model with {field} {about['model'].get(field)} and not {ours[field]}",
+                "train a model of the checkpoint's shape",
+            )
+        if about["step"] > 0:
+            _make_moments(optimizer)
+        live = _state(model, optimizer)
+        # Read into copies on the CPU, then moved: the reader knows nothing of devices.
+        state = _detached(live)
+        load(_placed(state), checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
+        with torch.no_grad():
+            for name, (tensor, _) in live.items():
+                tensor.copy_(state[name][0])
+        return about
+
+    def _finished(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("step-*") if not path.name.endswith(UNFINISHED))
+
+    def _guarded(self, step: int, state: "State", about: dict[str, Any]) -> None:
+        try:
+            self._write(step, state, about)
+        except BaseException as error:
+            self._error = error
+
+    def _write(self, step: int, state: "State", about: dict[str, Any]) -> None:
+        final = self.folder / name_of(step)
+        unfinished = final.with_name(final.name + UNFINISHED)
+        writer = FileSystemWriter(unfinished, sync_files=True)
+        save(_placed(state), storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+        if self._rank == 0:
+            _write_synced(unfinished / ABOUT, json.dumps(about))
+            os.replace(unfinished, final)
+            _sync_folder(self.folder)
+            for old in self._finished()[: -self.keep]:
+                # Renamed first, so that a kill in the middle leaves nothing that looks whole.
+                doomed = old.with_name(old.name + UNFINISHED)
+                old.rename(doomed)
+                shutil.rmtree(doomed)
+
+    def _barrier(self) -> None:
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+
+State = dict[str, tuple[Tensor, Placement]]
+
+
+def name_of(step: int) -> str:
+    """The folder of the checkpoint with which `step` begins; names sort like steps."""
+    return f"step-{step:09}"
+
+
+def _state(model: ShardedModel, optimizer: torch.optim.Optimizer) -> State:
+    """Every tensor of the run on this rank, live, with where it lies."""
+    state: State = {}
+    for name, parameter in model.model.named_parameters():
+        placement = model.placements[name]
+        state[f"model.{name}"] = parameter.detach(), placement
+        for key, value in optimizer.state.get(parameter, {}).items():
+            state[f"optimizer.{key}.{name}"] = value, placement if key in MOMENTS else _WHOLE
+    return state
+
+
+def _make_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer that has not stepped yet the state that a checkpoint fills."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            moments = {key: torch.zeros_like(parameter) for key in MOMENTS}
+            step = torch.zeros((), dtype=torch.float32, device=parameter.device if group.get("fused") else "cpu")
+            optimizer.state[parameter] = {"step": step, **moments}
+
+
+def _detached(state: State) -> State:
+    return {name: (tensor.detach().cpu().clone(), placement) for name, (tensor, placement) in state.items()}
+
+
+def _placed(state: State) -> dict[str, Tensor]:
+    """The tensors as torch.distributed.checkpoint takes them: a part says which slice of the whole it is."""
+    return {name: _slice(tensor, placement) for name, (tensor, placement) in state.items()}
+
+
+def _slice(tensor: Tensor, placement: Placement) -> Tensor:
+    group, cut = placement.shard, placement.cut
+    if cut is None or group.size == 1:
+        return tensor
+    # A mesh without process groups: only its arithmetic is used.
+    mesh = DeviceMesh("cpu", list(group.ranks), _init_backend=False)
+    shape = list(tensor.shape)
+    shape[cut] *= group.size
+    whole = torch.empty(shape, device="meta")
+    return DTensor.from_local(tensor, mesh, [Shard(cut)], run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""A whole training run from its settings: data, model, optimizer, resumption, evaluation, metrics, export."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from packhouse.client.api import Client
+from packhouse.client.dataset import PackedDataset
+from packhouse.client.errors import InvalidRequest, Mismatch
+from packhouse.client.plan import PlanFile, PlanSource
+from packhouse.client.store import LocalStore, ReadStore
+from packhouse.trainer.checkpoint import Checkpoints
+from packhouse.trainer.config import DataSection, EvaluationSection, RunConfig
+from packhouse.trainer.evaluate import evaluate
+from packhouse.trainer.hf import load_hf, save_hf
+from packhouse.trainer.log import JsonLines, StepLog, TensorBoard, print_step
+from packhouse.trainer.model import ModelConfig
+from packhouse.trainer.optim import make_optimizer
+from packhouse.trainer.parallel import Groups, Options, ShardedModel, build, make_groups
+from packhouse.trainer.train import train
+
+
+def run(config: RunConfig, device: torch.device) -> list[StepLog]:
+    """Train as `config` says, going on from its last checkpoint if there is one; returns the log. Collective."""
+    groups = make_groups(config.parallel.tp, config.parallel.wp)
+    model = make_model(config, groups, device)
+    optimizer = make_optimizer(model, config.train)
+    source, store = open_data(config.data, config.data.plan)
+    dataset = PackedDataset(source, store, groups.data.rank, groups.data.size)
+    held_out = config.evaluation.steps if config.evaluation and config.evaluation.plan is None else 0
+    _check_plan(source, model.model.config, config.train.steps, held_out)
+    checkpoints = None
+    if config.checkpoint is not None:
+        checkpoints = Checkpoints(config.checkpoint.folder, keep=config.checkpoint.keep)
+        found = checkpoints.load(model, optimizer)
+        if found is not None:
+            dataset.load_state_dict(found["data"])
+    sinks = _Sinks(config, groups)
+    after_step = _after_step(config, model, optimizer, checkpoints, source.header.id, groups, sinks)
+    loader = DataLoader(dataset, batch_size=None, num_workers=config.data.workers)
+    try:
+        logs = train(model, loader, config.train, optimizer=optimizer, log=sinks.step, after_step=after_step)
+        if checkpoints is not None:
+            checkpoints.wait()
+    finally:
+        sinks.close()
+    if config.checkpoint is not None and config.checkpoint.export is not None:
+        dtype = torch.bfloat16 if config.train.bf16 else None
+        save_hf(config.checkpoint.export, model, dtype=dtype)
+    return logs
+
+
+def make_model(config: RunConfig, groups: Groups, device: torch.device) -> ShardedModel:
+    """This rank's part of the model, with the weights of its seed or of a public checkpoint."""
+    parallel = config.parallel
+    options = Options(parallel.parallel_output, parallel.overlap, parallel.recompute_layers)
+    model = build(config.model.shape(), groups, parallel.mode, options, seed=config.model.seed, device=device)
+    if config.model.hf is not None:
+        load_hf(config.model.hf, model)
+    return model
+
+
+def open_data(data: DataSection, plan: str) -> tuple[PlanSource, ReadStore]:
+    """The plan and its shards: from the store's folder where one is named, else through the service."""
+    if data.store is not None:
+        store = LocalStore(data.store)
+        return PlanFile.open(store, plan), store
+    client = Client(data.service)
+    return client.open_plan(plan), client.open_store()
+
+
+def _check_plan(source: PlanSource, shape: ModelConfig, steps: int, held_out: int) -> None:
+    """Raise InvalidRequest for more steps than the plan has, Mismatch for ids that the model does not have."""
+    header = source.header
+    if steps > header.steps - held_out:
+        raise InvalidRequest(
+            f"train.steps is {steps} and plan {header.id} has {header.steps - held_out} steps to train on",
+            "lower train.steps, or build a plan with more epochs",
+        )
+    largest = max(dataset.vocab_size for dataset in header.datasets)
+    if largest > shape.vocab_size:
+        raise Mismatch(
+            f"plan {header.id} has a vocabulary of {largest} and the model one of {shape.vocab_size}",
+            "set model.vocab_size to at least the plan's",
+        )
+
+
+def _after_step(
+    config: RunConfig,
+    model: ShardedModel,
+    optimizer: torch.optim.Optimizer,
+    checkpoints: Checkpoints | None,
+    plan: str,
+    groups: Groups,
+    sinks: "_Sinks",
+) -> Callable[[int], None]:
+    """What happens between two steps: evaluation and checkpoints, on all ranks alike."""
+
+    def after_step(step: int) -> None:
+        last = step == config.train.steps
+        evaluation = config.evaluation
+        if evaluation is not None and (last or step % evaluation.every == 0):
+            loss = evaluate(model, _held_out(config, evaluation, groups), bf16=config.train.bf16)
+            sinks.evaluated(step, loss)
+        kept = config.checkpoint
+        if checkpoints is not None and kept is not None and (last or step % kept.every == 0):
+            checkpoints.save(step, model, optimizer, {"plan": plan, "step": step})
+
+    return after_step
+
+
+def _held_out(config: RunConfig, evaluation: EvaluationSection, groups: Groups) -> Iterable[Any]:
+    source, store = open_data(config.data, evaluation.plan or config.data.plan)
+    first = source.header.steps - evaluation.steps if evaluation.plan is None else 0
+    dataset = PackedDataset(source, store, groups.data.rank, groups.data.size, start_step=max(first, 0))
+    return (batch for _, batch in zip(range(evaluation.steps), dataset, strict=False))
+
+
+class _Sinks:
+    """Where the metrics go: rank 0 alone writes them."""
+
+    def __init__(self, config: RunConfig, groups: Groups) -> None:
+        self._leads = groups.world.rank == 0
+        self._every, self._last = config.log.every, config.train.steps - 1
+        self._files: list[JsonLines | TensorBoard] = []
+        if self._leads and config.log.jsonl is not None:
+            self._files.append(JsonLines(config.log.jsonl))
+        if self._leads and config.log.tensorboard is not None:
+            self._files.append(TensorBoard(config.log.tensorboard))
+
+    def step(self, entry: StepLog) -> None:
+        for file in self._files:
+            file(entry)
+        if self._leads and (entry.step % self._every == 0 or entry.step == self._last or entry.skipped):
+            print_step(entry)
+
+    def evaluated(self, step: int, loss: float) -> None:
+        for file in self._files:
+            file.write({"step": step, "evaluation_loss": loss})
+        if self._leads:
+            print(f"step {step:>6}  evaluation loss {loss:8.4f}", flush=True)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
