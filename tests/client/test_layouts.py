@@ -1,4 +1,4 @@
-"""Layout internevo: the worked examples of InternEvo's documentation, through the public interface."""
+"""Layouts internevo and internevo_unpacked: the worked examples of InternEvo's documentation, end to end."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from packhouse.client.dataset import PackedDataset
-from packhouse.client.layouts import load_micro_batch, packed_data_normalizer
+from packhouse.client.errors import InvalidRequest
+from packhouse.client.layouts import (
+    load_micro_batch,
+    packed_data_normalizer,
+    split_data_sequence_parallel,
+    unpack_data,
+)
 from packhouse.client.plan import PlanFile
 from packhouse.client.wire import PlanSpec
 from packhouse.worker.plans import build_plan
@@ -39,11 +45,12 @@ Batches = Callable[..., list[Any]]
 
 @pytest.fixture
 def batches(memory_store: Callable[[], Any], write_dataset: Callable[..., str]) -> Batches:
-    def build(samples: list[list[int]], **spec: Any) -> list[Any]:
+    def build(samples: list[list[int]], layout: Any = "internevo", **spec: Any) -> list[Any]:
         store = memory_store()
         dataset = write_dataset(store, samples, vocab_size=50_000)
-        request = PlanSpec(datasets=[dataset], strategy="internevo", seq_len=8, pack_length=16, seed=None, **spec)
-        return list(PackedDataset(PlanFile.open(store, build_plan(store, request).id), store))
+        changes = {"strategy": "internevo", "seq_len": 8, "pack_length": 16, "seed": None, **spec}
+        request = PlanSpec(datasets=[dataset], **changes)
+        return list(PackedDataset(PlanFile.open(store, build_plan(store, request).id), store, layout=layout))
 
     return build
 
@@ -93,3 +100,79 @@ def test_a_document_over_seq_len_is_cut_and_keeps_its_labels(batches: Batches) -
     assert second["cu_seqlens"][0].tolist() == [0, 6, 16]
     assert second["indexes"].tolist() == [[*range(6), *range(10)]]
     assert rest.tolist() == [[18, 19, 20, 21, 22, *[-100] * 11]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_packed_micro_batch_is_split_as_documented(batches: Batches, rank: int) -> None:
+    (batch,) = batches(SENTENCES, micro_batches=2)
+    data, labels = split_data_sequence_parallel(*packed_data_normalizer(*load_micro_batch(batch, 0)), rank, 2)
+    part = slice(8 * rank, 8 * rank + 8)
+    assert data["input_ids"].tolist() == [INPUT_IDS[0][part]]
+    assert data["indexes"].tolist() == INDEXES[0][part]
+    assert labels.tolist() == [LABELS[0][part]]
+    assert data["cu_seqlens"].tolist() == CU_SEQLENS[0]
+
+
+# fmt: off
+UNPACKED_SENTENCES = [
+    *SENTENCES[:3],
+    [24, 2562, 5, 25, 356, 3145, 246, 25, 1451, 67, 73, 541, 265],
+    [4524, 2465, 562, 67, 26, 265, 21, 256, 145, 1345],
+    [34, 14],
+]
+UNPACKED_IDS = [
+    [2323, 442, 252, 341, 233, 3442, 322, 31, 2514, 49731, 51, 0, 0, 0, 0, 0],
+    [4326, 427, 465, 22, 314, 9725, 346, 1343, 24, 2562, 5, 25, 356, 3145, 246, 25],
+    [4524, 2465, 562, 67, 26, 265, 21, 256, 34, 14, 0, 0, 0, 0, 0, 0],
+]
+UNPACKED_LABELS = [
+    [442, 252, 341, -100, 3442, 322, 31, 2514, 49731, 51, -100, -100, -100, -100, -100, -100],
+    [427, 465, 22, 314, 9725, 346, 1343, -100, 2562, 5, 25, 356, 3145, 246, 25, -100],
+    [2465, 562, 67, 26, 265, 21, 256, -100, 14, -100, -100, -100, -100, -100, -100, -100],
+]
+# fmt: on
+UNPACKED = {"layout": "internevo_unpacked", "strategy": "internevo_unpacked", "overlong": "truncate"}
+
+
+def test_six_sentences_make_the_documented_unpacked_packs(batches: Batches) -> None:
+    steps = batches(UNPACKED_SENTENCES, **UNPACKED)
+    assert [data["input_ids"].tolist() for data, _ in steps] == [[row] for row in UNPACKED_IDS]
+    assert [labels.tolist() for _, labels in steps] == [[row] for row in UNPACKED_LABELS]
+    assert [data["cu_seqlens"][0].tolist() for data, _ in steps] == [[0, 4, 11, 16], [0, 8, 16], [0, 8, 10, 16]]
+
+
+def test_a_micro_batch_is_unpacked_and_split_as_documented(batches: Batches) -> None:
+    batch = batches(UNPACKED_SENTENCES, **UNPACKED)[0]
+    data, labels = unpack_data(*load_micro_batch(batch, 0), seq_len=8)
+    assert set(data) == {"input_ids", "step"}
+    assert data["input_ids"].tolist() == [[2323, 442, 252, 341, 0, 0, 0, 0], [233, 3442, 322, 31, 2514, 49731, 51, 0]]
+    expected = [[442, 252, 341, -100, -100, -100, -100, -100], [3442, 322, 31, 2514, 49731, 51, -100, -100]]
+    assert labels.tolist() == expected
+    parts = [split_data_sequence_parallel(data, labels, rank, 2) for rank in (0, 1)]
+    assert [part["input_ids"].tolist() for part, _ in parts] == [
+        [[2323, 442, 252, 341], [233, 3442, 322, 31]],
+        [[0, 0, 0, 0], [2514, 49731, 51, 0]],
+    ]
+    assert [part.tolist() for _, part in parts] == [
+        [[442, 252, 341, -100], [3442, 322, 31, 2514]],
+        [[-100, -100, -100, -100], [49731, 51, -100, -100]],
+    ]
+
+
+def test_a_pack_with_too_few_samples_unpacks_to_rows_of_padding(batches: Batches) -> None:
+    for sample, row in (([1, 2, 3], [1, 2, 3, 0, 0, 0, 0, 0]), ([*range(1, 9)], [*range(1, 9)])):
+        ((data, labels),) = batches([sample], **UNPACKED)
+        unpacked, targets = unpack_data(data, labels, seq_len=8)
+        assert unpacked["input_ids"].tolist() == [row, [0] * 8]
+        assert targets.tolist() == [[*sample[1:], *[-100] * (9 - len(sample))], [-100] * 8]
+
+
+def test_packs_that_do_not_fit_the_rows_are_refused(batches: Batches) -> None:
+    with pytest.raises(InvalidRequest, match="has 3 samples of up to 8 tokens, and unpacked it holds 2 of 8"):
+        batches(SENTENCES, layout="internevo_unpacked")
+
+
+def test_an_unknown_layout_and_a_misplaced_collator_are_refused(batches: Batches) -> None:
+    with pytest.raises(InvalidRequest, match="use one of internevo, internevo_unpacked, xtuner, padded"):
+        batches(SENTENCES, layout="flat")
+    assert batches(SENTENCES, layout=lambda packs, step: (step, len(packs))) == [(0, 1), (1, 1)]

@@ -1,6 +1,8 @@
 """Packs from shards: labels, masks, borders and positions, against a plain reference."""
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.client.errors import Damaged, NotFound
+from packhouse.client import kernel as kernels
+from packhouse.client.errors import Damaged, InvalidRequest, NotFound
 from packhouse.client.format import data_path
-from packhouse.client.pack import Pack, PackBuilder, ShardCache, ShardIndex
-from packhouse.client.plan import PackTable, PlanFile
+from packhouse.client.kernel import KernelName
+from packhouse.client.pack import Pack, PackBuilder
+from packhouse.client.plan import PlanFile
+from packhouse.client.shards import OpenShards, ShardIndex
 from packhouse.client.wire import PlanSpec
 from packhouse.worker.plans import build_plan
 
@@ -23,8 +28,8 @@ def build(store: Any, datasets: list[str], **spec: Any) -> PlanFile:
     return PlanFile.open(store, build_plan(store, PlanSpec(datasets=datasets, **spec)).id)
 
 
-def packs(store: Any, plan: PlanFile, open_shards: int = 2) -> list[Pack]:
-    return PackBuilder(plan.header, store, open_shards).build(plan.packs, 0, len(plan.packs))
+def packs(store: Any, plan: PlanFile, open_shards: int = 2, kernel: KernelName = "numba") -> list[Pack]:
+    return PackBuilder(plan.header, store, open_shards, kernel=kernel).build(plan.packs, 0, len(plan.packs))
 
 
 def plain(plan: PlanFile, pack: int, samples: list[list[int]], masks: list[list[int]]) -> list[list[int]]:
@@ -45,6 +50,7 @@ def plain(plan: PlanFile, pack: int, samples: list[list[int]], masks: list[list[
     return [ids + [0] * tail, labels + [-100] * tail, positions + list(range(tail)), borders]
 
 
+@pytest.mark.parametrize("kernel", ["numba", "numpy"])
 @given(
     samples=st.lists(st.lists(st.integers(1, 99), max_size=20), min_size=1, max_size=12).filter(any),
     masked=st.booleans(),
@@ -61,6 +67,7 @@ def plain(plan: PlanFile, pack: int, samples: list[list[int]], masks: list[list[
 def test_packs_equal_those_of_a_plain_loop(
     memory_store: Memory,
     write_dataset: Write,
+    kernel: KernelName,
     samples: list[list[int]],
     masked: bool,
     spec: dict[str, Any],
@@ -71,12 +78,12 @@ def test_packs_equal_those_of_a_plain_loop(
     # Two data sets, one without masks, so that shards of both kinds meet in a pack.
     datasets = [write_dataset(store, samples, masks if masked else None), write_dataset(store, [[7, 8, 9]])]
     plan = build(store, datasets, **spec)
-    for i, pack in enumerate(packs(store, plan)):
+    for i, pack in enumerate(packs(store, plan, kernel=kernel)):
         arrays: list[Any] = [pack.input_ids, pack.labels, pack.positions, pack.cu_seqlens]
         assert [array.tolist() for array in arrays] == plain(plan, i, [*samples, [7, 8, 9]], [*masks, [1, 1, 1]])
         assert [array.dtype for array in arrays] == [np.int64, np.int64, np.int64, np.int32]
         assert pack.num_tokens == plan.packs.tokens[i]
-        assert (np.diff(pack.cu_seqlens) > 0).all()
+        assert pack.max_seqlen == np.diff(pack.cu_seqlens).max()
 
 
 def test_no_label_crosses_a_document_and_padding_counts_from_zero(memory_store: Memory, write_dataset: Write) -> None:
@@ -137,27 +144,62 @@ def test_shards_without_rows_hold_no_sample(memory_store: Memory, write_dataset:
         index.locate(np.array([4]))
 
 
-def test_the_cache_keeps_the_shards_used_last(memory_store: Memory, write_dataset: Write) -> None:
+def test_the_shards_used_last_stay_open(memory_store: Memory, write_dataset: Write) -> None:
     store = memory_store()
-    plan = build(store, [write_dataset(store, [[1], [2], [3]], rows_per_shard=1)], pack_length=2)
-    cache = ShardCache(store, plan.header.datasets[0].shards, limit=2)
-    first = cache[0]
-    assert cache[1] is not first
-    assert cache[0] is first
-    assert cache[2] is not None
-    assert cache[0] is first
+    plan = build(store, [write_dataset(store, [[1], [2], [3], [4]], rows_per_shard=1)], pack_length=2)
+    shards = OpenShards(store, plan.header.datasets[0].shards, limit=2)
+    shards.need(np.array([0, 1]))
+    first = shards[0]
+    shards.need(np.array([0]))
+    shards.need(np.array([2]))
+    assert (shards[0] is first, len(shards), shards.table[:, 0].astype(bool).tolist()) == (
+        True,
+        2,
+        [True, False, True, False],
+    )
+    shards.need(np.arange(4))
+    assert len(shards) == 4  # what one call needs is never closed, whatever the limit
     store.files.clear()
+    shards.need(np.array([3]))
+    shards = OpenShards(store, plan.header.datasets[0].shards)
     with pytest.raises(NotFound):
-        cache[1]
+        shards.need(np.array([1]))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "numba", "numpy"])
+def test_the_kernel_that_runs_is_told(memory_store: Memory, write_dataset: Write, kernel: KernelName) -> None:
+    store = memory_store()
+    plan = build(store, [write_dataset(store, [[1, 2], [3]])], pack_length=2)
+    builder = PackBuilder(plan.header, store, kernel=kernel)
+    seen = []
+    for _ in range(3):
+        builder.build(plan.packs, 0, 1)
+        seen.append(builder.kernel)
+    assert seen == {"auto": ["numpy", "numba", "numba"]}.get(kernel, [kernel] * 3)
+
+
+def test_without_numba_the_slower_kernel_is_logged_and_the_fast_one_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "packhouse.client.compiled", None)
+    assert kernels.load()[0] == "numpy"
+    assert "pip install 'packhouse[fast]'" in caplog.text
+    with pytest.raises(InvalidRequest, match="kernel 'numba' is not installed"):
+        kernels.load("numba")
 
 
 def test_altered_shards_and_plans_that_ask_for_too_much_are_refused(memory_store: Memory, write_dataset: Write) -> None:
     store = memory_store()
     plan = build(store, [write_dataset(store, [[1, 2], [3]])], pack_length=4, strategy="internevo", seed=None)
     table = plan.packs
-    longer = PackTable(table.offsets, table.sample, table.start, table.length + np.int32(1), table.tokens, table.cost)
-    with pytest.raises(Damaged, match="takes 3 tokens of sample 0, which has 2"):
-        PackBuilder(plan.header, store).build(longer, 0, 1)
+    longer = replace(table, length=np.array([2, 2], np.int32), tokens=np.array([4], np.int32))
+    names: list[KernelName] = ["numpy", "numba"]
+    for kernel in names:
+        with pytest.raises(Damaged, match="takes 2 tokens of sample 1, which has 1"):
+            PackBuilder(plan.header, store, kernel=kernel).build(longer, 0, 1)
+    with pytest.raises(Damaged, match="do not fit its packs"):
+        PackBuilder(plan.header, store).build(replace(longer, tokens=table.tokens), 0, 1)
     key = data_path(plan.header.datasets[0].shards[0].key)
     store.files[key] = store.files[key][:-1] + b"\0"
     with pytest.raises(Damaged, match="are not those its manifest states"):

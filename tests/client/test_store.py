@@ -48,7 +48,13 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a/./b", "a\0b", ".."])
 def test_no_key_leaves_the_store(tmp_path: Path, key: str) -> None:
     store = LocalStore(tmp_path)
-    for call in (store.open, store.size, store.delete, lambda name: store.write(name, b"x"), lambda n: list(store.list(n))):
+    for call in (
+        store.open,
+        store.size,
+        store.delete,
+        lambda name: store.write(name, b"x"),
+        lambda n: list(store.list(n)),
+    ):
         with pytest.raises(InvalidRequest, match="not a store key"):
             call(key)
 
@@ -116,10 +122,10 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_store_where_a_file_stands_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     store = LocalStore(tmp_path / "file")
-    with pytest.raises(OSError, match="Not a directory|File exists"):
+    with pytest.raises(OSError, match=r"Not a directory|File exists"):
         store.write("a", b"x")
     for call in (store.open, store.size):
-        with pytest.raises(Unavailable, match="cannot be read .Not a directory"):
+        with pytest.raises(Unavailable, match=r"cannot be read .Not a directory"):
             call("a")
 
 

@@ -214,7 +214,9 @@ def test_a_failed_job_says_why(start_service: Start, tmp_path: Path, tokenizer_d
         with pytest.raises(JobFailed, match="10 of 10 records") as caught:
             client.wait(job.id)
         assert caught.value.remedy
-        assert client.job(job.id).error is not None
+        failed = client.job(job.id)
+        assert failed.error is not None
+        assert failed.progress.rejected == {"invalid_json": 10}
 
 
 def test_a_job_that_fails_by_bad_records_lists_them(service: Any, tmp_path: Path, tokenizer_dir: Path) -> None:

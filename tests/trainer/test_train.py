@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from packhouse.client.errors import Mismatch
+from packhouse.trainer.log import StepLog, print_step
 from packhouse.trainer.model import CONFIGS, InternLM2
 from packhouse.trainer.optim import TrainConfig, make_optimizer
-from packhouse.trainer.train import StepLog, print_step, train
+from packhouse.trainer.train import train
 
 Make = Callable[..., Any]
 TINY = replace(CONFIGS["tiny"], hidden_size=32, ffn_size=48, vocab_size=64)

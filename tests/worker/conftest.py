@@ -46,7 +46,10 @@ def tiny_files() -> dict[str, Any]:
     added = [{"id": index, "content": token, **flags} for index, token in enumerate(specials)]
     entries = [*specials, *_letters(), "ab", ":/", "abab", "ĠĠ"]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    start: list[dict[str, Any]] = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    start: list[dict[str, Any]] = [
+        {"SpecialToken": {"id": "<s>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
     second = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]
     backend = {
         "version": "1.0",
@@ -149,7 +152,9 @@ def toolkit(memory_store: type[Any]) -> Callable[..., Toolkit]:
 
 
 def _rows(toolkit: Toolkit, records: bytes | list[Any]) -> Rows:
-    data = records if isinstance(records, bytes) else b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    data = (
+        records if isinstance(records, bytes) else b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    )
     samples = tokenize(data, toolkit)
     cuts = list(zip(samples.offsets[:-1], samples.offsets[1:], strict=True))
     masks = None if samples.mask is None else [samples.mask[a:b].astype(int).tolist() for a, b in cuts]

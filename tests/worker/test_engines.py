@@ -13,7 +13,16 @@ from packhouse.worker.engines import Encoded, Encoder, GigatokenEngine, normaliz
 from packhouse.worker.probes import probes
 from packhouse.worker.recipe import load_tokenizer
 
-TEXTS = ["", "a", "def f(x):\n\treturn x  # ok\n", "你好 é 😀 e\u0301", " ", "\n\n", "<|im_start|>user\nhi<|im_end|>", "\0\x7f"]
+TEXTS = [
+    "",
+    "a",
+    "def f(x):\n\treturn x  # ok\n",
+    "你好 é 😀 e\u0301",
+    " ",
+    "\n\n",
+    "<|im_start|>user\nhi<|im_end|>",
+    "\0\x7f",
+]
 
 
 def backend_of(folder: Path) -> dict[str, Any]:
@@ -56,7 +65,7 @@ def test_the_fast_engine_is_used_and_gives_the_ids_of_tokenizers(tokenizer_dir: 
         encoded, truth = encoder.encode(texts), encoder.slow.encode(texts)
         assert np.array_equal(encoded.ids, truth.ids)
         assert np.array_equal(encoded.offsets, truth.offsets)
-        assert (encoded.ids.dtype, encoded.offsets.dtype) == (np.uint32, np.int64)
+        assert [encoded.ids.dtype.name, encoded.offsets.dtype.name] == ["uint32", "int64"]
     assert encoder.audited > 0
 
 
@@ -83,7 +92,13 @@ def test_probes_hold_every_run_of_white_space_between_every_two_classes() -> Non
     ],
 )
 def test_a_model_that_gigatoken_does_not_know_goes_to_tokenizers(model: dict[str, Any], match: str) -> None:
-    backend = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "model": model}
+    backend: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "model": model,
+    }
     backend |= {"post_processor": None, "decoder": None, "truncation": None, "padding": None}
     encoder = Encoder(backend)
     assert encoder.name == "huggingface"
@@ -100,7 +115,9 @@ def test_the_audit_finds_what_the_probes_did_not(broken: Encoder) -> None:
     assert np.array_equal(broken.encode(["fine"]).ids, broken.slow.encode(["fine"]).ids)
     assert broken.fast is not None
     texts = ["x zq", "x qz"]
-    assert np.array_equal(broken.encode(texts).ids, broken.slow.encode(texts).ids), "the truth, although it was found late"
+    assert np.array_equal(broken.encode(texts).ids, broken.slow.encode(texts).ids), (
+        "the truth, although it was found late"
+    )
     assert (broken.name, broken.audit_failed) == ("huggingface", True)
 
 
@@ -173,8 +190,11 @@ def test_the_engine_is_loaded_anew_when_its_caches_have_grown(
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3", "tiny", "own"])
-def test_the_bytes_of_tokens_add_up_to_the_text(name: str, shared: Path, tiny: Path, tokenizer_dir: Path) -> None:
-    folder = {"tiny": tiny, "own": tokenizer_dir}.get(name, shared / "data" / "tokenizers" / name)
+def test_the_bytes_of_tokens_add_up_to_the_text(
+    name: str, request: pytest.FixtureRequest, tiny: Path, tokenizer_dir: Path
+) -> None:
+    own = {"tiny": tiny, "own": tokenizer_dir}
+    folder = own[name] if name in own else request.getfixturevalue("shared") / "data" / "tokenizers" / name
     backend = backend_of(folder)
     lengths, slow = token_bytes(backend), Encoder(backend, fast=False).slow
     assert lengths is not None
@@ -184,7 +204,7 @@ def test_the_bytes_of_tokens_add_up_to_the_text(name: str, shared: Path, tiny: P
             assert int(lengths[slow.encode([text]).ids].sum()) == len(text.encode()), text
 
 
-def test_where_ids_do_not_tell_their_bytes_there_are_none(tiny_files: dict[str, Any], shared: Path) -> None:
+def test_where_ids_do_not_tell_their_bytes_there_are_none(tiny_files: dict[str, Any]) -> None:
     backend = tiny_files["tokenizer.json"]
     assert token_bytes(backend) is not None
     spaced = backend | {"pre_tokenizer": backend["pre_tokenizer"] | {"add_prefix_space": True}}
@@ -192,27 +212,33 @@ def test_where_ids_do_not_tell_their_bytes_there_are_none(tiny_files: dict[str, 
     for flag in ("lstrip", "rstrip"):
         tokens = [backend["added_tokens"][0] | {flag: True}, *backend["added_tokens"][1:]]
         assert token_bytes(backend | {"added_tokens": tokens}) is None
-    assert token_bytes(backend_of(shared / "data" / "tokenizers" / "mistral-spm")) is None
+    assert token_bytes(backend | {"pre_tokenizer": {"type": "Metaspace"}}) is None
+    assert token_bytes(backend | {"model": backend["model"] | {"end_of_word_suffix": "</w>"}}) is None
 
 
-def test_a_prefix_space_and_a_token_that_takes_one_do_not_cancel_out(
+def test_spaces_that_are_added_and_spaces_that_are_taken_do_not_cancel_out(
     tiny_files: dict[str, Any], write_tokenizer: Any, toolkit: Any, rows: Any, tmp_path: Path
 ) -> None:
-    """Together they leave the sum of bytes right and every border wrong by one."""
+    """Together they leave the sum of bytes right and the borders between them wrong by one."""
     backend = json.loads(json.dumps(tiny_files["tokenizer.json"]))
     backend["pre_tokenizer"]["add_prefix_space"] = True
-    backend["added_tokens"][3]["rstrip"] = True
+    backend["added_tokens"][4]["lstrip"] = True
     folder = write_tokenizer(tmp_path / "t", tiny_files | {"tokenizer.json": backend})
-    template = "{% for m in messages %}{{ '<|im_start|> ' + m.role + m.content + '<|im_end|>' }}{% endfor %}"
-    record = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": " xyz"}]}
-    made = rows(toolkit(folder, kind="chat", template=template), [record])
-    letters = [made.ids[0][index] for index, bit in enumerate(made.masks[0]) if bit]
-    assert letters == [*([225] if letters[0] == 225 else []), 92, 93, 94, 4]
+    template = "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content + '<|im_end|>' }}{% endfor %}"
+    record = {"messages": [{"role": "user", "content": "q "}, {"role": "assistant", "content": "xyz "}]}
+    kit = toolkit(folder, kind="chat", template=template)
+    assert rows(kit, [record]).trained == [[92, 93, 94, 4]]
+    lengths = token_bytes(tiny_files["tokenizer.json"])
+    kit.encoder.token_bytes = lengths
+    assert rows(kit, [record]).trained != [[92, 93, 94, 4]], "by their bytes they would be"
 
 
 def test_normalizers_are_told_apart() -> None:
     assert normalizes({"normalizer": None}) == "none"
     assert normalizes({"normalizer": {"type": "Sequence", "normalizers": []}}) == "none"
     assert normalizes({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}}) == "NFC"
-    assert normalizes({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}}) is None
+    assert (
+        normalizes({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}})
+        is None
+    )
     assert normalizes({"normalizer": {"type": "NFKC"}}) is None

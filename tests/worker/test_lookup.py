@@ -76,8 +76,9 @@ def test_blocks_are_remembered_under_the_fingerprint_of_a_settled_source() -> No
     blocks = (Block("/a", 0, 3, 0, 1, A), Block("/a", 3, 2, 1, 1, B))
     remember_blocks([Scanned(kept, blocks, True), Scanned(fresh, blocks, False)], index)
     assert remembered_blocks([kept, fresh], index) == {"/a": blocks}
-    for field in ("size", "mtime_ns", "ctime_ns", "inode"):
-        assert remembered_blocks([replace(kept, **{field: 9})], index) == {}
+    fields: list[dict[str, Any]] = [{"size": 9}, {"mtime_ns": 9}, {"ctime_ns": 9}, {"inode": 9}]
+    for changed in fields:
+        assert remembered_blocks([replace(kept, **changed)], index) == {}
 
 
 def test_an_empty_source_is_remembered_too() -> None:

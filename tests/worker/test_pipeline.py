@@ -20,7 +20,7 @@ from packhouse.client.errors import InvalidRequest, Unavailable
 from packhouse.client.format import data_path, meta_path, read_manifest, read_shard, receipt_path
 from packhouse.client.store import TEMPORARY, LocalStore
 from packhouse.client.wire import JobSpec, Progress
-from packhouse.worker import pipeline
+from packhouse.worker import pipeline, sources, work
 from packhouse.worker.executor import Executor
 from packhouse.worker.pipeline import BadRecords, Cancelled, Outcome
 from packhouse.worker.recipe import resolve
@@ -127,12 +127,12 @@ def each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_second_run_is_all_hits_and_reads_nothing(place: Place, tmp_path: Path) -> None:
-    sources = many(tmp_path / "in")
-    first = place.run(*sources)
+    paths = many(tmp_path / "in")
+    first = place.run(*paths)
     assert (place.last.misses, place.last.hits, place.last.blocks_done) == ({"new_block": 12}, 0, 12)
-    assert place.last.bytes_read == 2 * place.last.bytes == 2 * sum(source.stat().st_size for source in sources)
+    assert place.last.bytes_read == 2 * place.last.bytes == 2 * sum(source.stat().st_size for source in paths)
     before = place.files()
-    second = place.run(*sources)
+    second = place.run(*paths)
     assert second == first
     assert (place.last.hits, place.last.misses, place.last.bytes_read, place.last.engines) == (12, {}, 0, {})
     assert (place.last.rows, place.last.bytes_done, place.last.phase) == (24, place.last.bytes, "done")
@@ -143,7 +143,12 @@ def test_what_is_stored_is_what_was_read(place: Place, tmp_path: Path) -> None:
     outcome = place.run(write(tmp_path / "a.jsonl", "a", "", "ab"))
     assert place.texts(outcome) == [[69, 2], [2], [261, 2]]
     (block,) = outcome.blocks
-    assert (block["source"], block["offset"], block["first_line"], block["lines"]) == (str(tmp_path / "a.jsonl"), 0, 0, 3)
+    assert (block["source"], block["offset"], block["first_line"], block["lines"]) == (
+        str(tmp_path / "a.jsonl"),
+        0,
+        0,
+        3,
+    )
 
 
 def test_b025_an_edit_that_keeps_size_and_mtime_is_seen(place: Place, tmp_path: Path) -> None:
@@ -172,28 +177,22 @@ def test_a_file_as_fresh_as_the_clock_is_coarse_is_not_remembered(place: Place, 
     assert place.last.bytes_read == 0
 
 
-def test_a_change_during_the_job_is_not_remembered(place: Place, tmp_path: Path) -> None:
+def test_a_source_that_changes_while_it_is_scanned_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "a.jsonl", "aaaa")
+    assert work.scan_sources([str(path)])[0].settled
 
-    def touch(scan: Callable[..., Any], paths: list[str]) -> Any:
-        results = []
-        for name in paths:
-            from packhouse.worker import work
+    def scan_and_touch(name: str) -> Any:
+        blocks = sources.scan(name)
+        os.utime(name)
+        return blocks
 
-            original = work.scan
-            work.scan = lambda path: (original(path), os.utime(path))[0]  # type: ignore[assignment]
-            try:
-                results += scan([name])
-            finally:
-                work.scan = original
-        return results
-
-    place.executor = Wrapped(place.executor, touch, "scan_sources")
-    place.run(path)
-    assert not [key for key in place.index if key.startswith("blocks:")]
+    monkeypatch.setattr(work, "scan", scan_and_touch)
+    assert not work.scan_sources([str(path)])[0].settled
 
 
-def test_an_appended_file_reads_again_and_encodes_only_what_is_new(place: Place, tmp_path: Path) -> None:
+def test_a_copied_file_is_a_hit_under_its_new_name(place: Place, tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", "a", "b")
     first = place.run(one)
     copy = tmp_path / "renamed.jsonl"
@@ -252,7 +251,9 @@ def test_another_tokenizer_damage_and_eviction_are_told_apart(place: Place, tmp_
 def test_bad_records_are_counted_and_stand_in_the_sidecar(place: Place, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", "a", "b", settled=False)
     path.write_text(path.read_text() + 'nonsense\n\n{"body": "hunter2"}\n')
-    with pytest.raises(BadRecords, match=r"2 of 4 records cannot be used \(invalid_json 1, missing_field 1\)") as caught:
+    with pytest.raises(
+        BadRecords, match=r"2 of 4 records cannot be used \(invalid_json 1, missing_field 1\)"
+    ) as caught:
         place.run(path, max_bad_share=0.4)
     assert f"the first is {str(path)!r} line 3" in caught.value.detail
     assert "hunter2" not in str(caught.value)
@@ -303,7 +304,7 @@ def test_b101_fewer_rows_than_workers_and_blocks_without_rows(place: Place, tmp_
 
 @pytest.mark.usefixtures("each_alone")
 def test_the_order_is_that_of_the_sources_whatever_ends_first(place: Place, tmp_path: Path) -> None:
-    sources = many(tmp_path / "in")
+    paths = many(tmp_path / "in")
 
     def late(encode: Callable[..., Any], store: Any, recipe: Any, blocks: list[Any], **options: Any) -> Any:
         for block in blocks:
@@ -311,11 +312,11 @@ def test_the_order_is_that_of_the_sources_whatever_ends_first(place: Place, tmp_
         return encode(store, recipe, blocks, **options)
 
     place.executor = Wrapped(place.executor, late)
-    outcome = place.run(*sources)
-    assert [block["source"] for block in outcome.blocks] == [str(source) for source in sources]
+    outcome = place.run(*paths)
+    assert [block["source"] for block in outcome.blocks] == [str(source) for source in paths]
     other = Place(LocalStore(tmp_path / "other"), Memory(), place.executor, place.tokenizer, [])
     assert other.run(tmp_path / "in").dataset_id == outcome.dataset_id
-    assert other.run(*reversed(sources)).dataset_id != outcome.dataset_id
+    assert other.run(*reversed(paths)).dataset_id != outcome.dataset_id
 
 
 def test_a_long_sample_is_named_by_file_and_line(place: Place, tmp_path: Path) -> None:
@@ -327,8 +328,8 @@ def test_a_long_sample_is_named_by_file_and_line(place: Place, tmp_path: Path) -
 
 @pytest.mark.usefixtures("each_alone")
 def test_a_cancelled_job_stops_and_leaves_nothing_half_done(place: Place, tmp_path: Path) -> None:
-    sources, cancelled = many(tmp_path / "in"), threading.Event()
-    place.run(sources[0])
+    paths, cancelled = many(tmp_path / "in"), threading.Event()
+    place.run(paths[0])
 
     def hang(encode: Callable[..., Any], *args: Any, **options: Any) -> Any:
         end = time.monotonic() + 60
@@ -339,11 +340,11 @@ def test_a_cancelled_job_stops_and_leaves_nothing_half_done(place: Place, tmp_pa
     threading.Timer(1, cancelled.set).start()
     started = time.monotonic()
     with pytest.raises(Cancelled):
-        place.run(*sources, cancelled=cancelled)
+        place.run(*paths, cancelled=cancelled)
     assert time.monotonic() - started < 5
     place.executor = inner
     before = time.monotonic()
-    assert len(place.texts(place.run(*sources))) == 24, "the workers are free again"
+    assert len(place.texts(place.run(*paths))) == 24, "the workers are free again"
     assert time.monotonic() - before < 20
     assert place.temporaries() == []
 
@@ -359,20 +360,20 @@ def test_a_job_cancelled_before_it_starts_does_nothing(place: Place, tmp_path: P
 @pytest.mark.parametrize("moment", ["before the work", "in a write"])
 @pytest.mark.usefixtures("each_alone")
 def test_a_killed_worker_changes_nothing(place: Place, tmp_path: Path, moment: str) -> None:
-    sources, flag = many(tmp_path / "in"), tmp_path / "killed"
+    paths, flag = many(tmp_path / "in"), tmp_path / "killed"
 
     def die(encode: Callable[..., Any], store: Any, recipe: Any, blocks: list[Any], **options: Any) -> Any:
         if blocks[0].source.endswith("05.jsonl") and not flag.exists():
             flag.write_text(str(os.getpid()))
             if moment == "before the work":
                 os.kill(os.getpid(), signal.SIGKILL)
-            os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+            os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         return encode(store, recipe, blocks, **options)
 
     undisturbed = Place(LocalStore(tmp_path / "other"), Memory(), place.executor, place.tokenizer, [])
-    expected = undisturbed.run(*sources)
+    expected = undisturbed.run(*paths)
     place.executor = Wrapped(place.executor, die)
-    outcome = place.run(*sources)
+    outcome = place.run(*paths)
     assert not psutil.pid_exists(int(flag.read_text()))
     assert outcome == expected
     assert place.files() == undisturbed.files()
@@ -409,7 +410,7 @@ def test_a_record_that_kills_its_worker_again_and_again_fails_the_job_and_is_nam
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     monkeypatch.setattr(pipeline, "TASK_BLOCKS", 64 if together else 1)
-    sources, deaths = many(tmp_path / "in", 4), tmp_path / "deaths"
+    paths, deaths = many(tmp_path / "in", 4), tmp_path / "deaths"
     deadly = write(tmp_path / "deadly.jsonl", "fine", "deadly", "x")
     deaths.mkdir()
 
@@ -421,12 +422,12 @@ def test_a_record_that_kills_its_worker_again_and_again_fails_the_job_and_is_nam
 
     inner, place.executor = place.executor, Wrapped(place.executor, die)
     with pytest.raises(Unavailable, match=r"3 workers died on '.*deadly\.jsonl', lines 1 to 3") as caught:
-        place.run(*sources, deadly)
+        place.run(*paths, deadly)
     assert "more memory" in caught.value.remedy
     assert len(list(deaths.iterdir())) == 3
     assert not list(place.store.list("datasets"))
     place.executor = inner
-    assert len(place.texts(place.run(*sources))) == 8, "other jobs go on"
+    assert len(place.texts(place.run(*paths))) == 8, "other jobs go on"
 
 
 SWAPPED = {265: 266, 266: 265}
@@ -434,7 +435,7 @@ SWAPPED = {265: 266, 266: 265}
 
 def swap(encode: Callable[..., Any], store: Any, recipe: Any, blocks: list[Any], **options: Any) -> Any:
     """Encode with an engine that takes zq for qz; no probe has either."""
-    from packhouse.worker import engines, work
+    from packhouse.worker import engines, work  # in the worker's process
 
     original = engines.GigatokenEngine.encode
 
@@ -470,23 +471,25 @@ def test_a_wrong_engine_is_found_by_the_audit_and_its_earlier_blocks_are_done_ag
     monkeypatch.setattr(pipeline, "TASK_BLOCKS", blocks_of_a_task)
     place.tokenizer = rare
     # The heaviest goes first: wrong in a row that the audit does not see. The lightest is wrong in all rows.
-    hidden = [audited_away([f"row {index} {size} " + "fill " * size for index in range(6)], " zq") for size in (60, 50, 40)]
-    sources = [write(tmp_path / f"{index}.jsonl", *texts, settled=False) for index, texts in enumerate(hidden)]
+    hidden = [
+        audited_away([f"row {index} {size} " + "fill " * size for index in range(6)], " zq") for size in (60, 50, 40)
+    ]
+    paths = [write(tmp_path / f"{index}.jsonl", *texts, settled=False) for index, texts in enumerate(hidden)]
     seen = write(tmp_path / "seen.jsonl", " qz", " qz")
     truth = Place(LocalStore(tmp_path / "truth"), Memory(), place.executor, rare, [])
-    expected = truth.texts(truth.run(*sources, seen))
+    expected = truth.texts(truth.run(*paths, seen))
     inner, place.executor = place.executor, Wrapped(place.executor, swap)
-    wrong = place.texts(place.run(*sources))
+    wrong = place.texts(place.run(*paths))
     assert wrong != expected[:-2], "the probes and the audit do not see it yet"
     shutil.rmtree(place.store.root)
-    outcome = place.run(*sources, seen)
+    outcome = place.run(*paths, seen)
     assert place.texts(outcome) == expected
     assert place.last.fallbacks["audit"] == 1
     assert (place.last.rows, place.last.tokens) == (20, sum(map(len, expected)))
     assert place.last.blocks_done == place.last.blocks == 4
     place.executor = inner
     shutil.rmtree(place.store.root)
-    place.run(*sources)
+    place.run(*paths)
     assert place.last.engines == {"huggingface": 3}, "the tokenizer stays with the engine that is right"
 
 
@@ -549,7 +552,9 @@ def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     folder.mkdir()
 
     def make(options: str) -> Path:
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, check=False)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, check=False
+        )
         if done.returncode:
             pytest.skip(f"mounting is not allowed here: {done.stderr.decode().strip()}")
         return folder
@@ -564,11 +569,11 @@ def test_a_full_disk_fails_the_job_and_more_space_finishes_it(
 ) -> None:
     folder = mount("size=500k")
     place.store = LocalStore(folder / "store")
-    sources = [write(tmp_path / f"{index}.jsonl", f"{index}" * 30_000, settled=False) for index in range(12)]
+    paths = [write(tmp_path / f"{index}.jsonl", f"{index}" * 30_000, settled=False) for index in range(12)]
     truth = Place(LocalStore(tmp_path / "truth"), Memory(), place.executor, place.tokenizer, [])
-    expected = truth.run(*sources)
-    with pytest.raises(Unavailable, match="store cannot be written .No space left on device") as caught:
-        place.run(*sources)
+    expected = truth.run(*paths)
+    with pytest.raises(Unavailable, match=r"store cannot be written .No space left on device") as caught:
+        place.run(*paths)
     assert "finished shards are kept" in caught.value.remedy
     assert not list(place.store.list("datasets"))
     deadline = time.monotonic() + 10
@@ -576,7 +581,7 @@ def test_a_full_disk_fails_the_job_and_more_space_finishes_it(
         time.sleep(0.05)  # a worker that was writing when the job failed
     assert place.temporaries() == []
     subprocess.run(["mount", "-o", "remount,size=20m", folder], check=True)
-    assert place.run(*sources) == expected
+    assert place.run(*paths) == expected
     assert place.last.hits > 0
     assert place.texts(expected) == truth.texts(expected)
 

@@ -11,9 +11,9 @@ SECRET = "hunter2"
 
 
 def refused(line: bytes, field: str = "text", kind: str = "text") -> BadRecord:
+    read = text_of if kind == "text" else chat_of
     with pytest.raises(BadRecord) as caught:
-        record = parse(line)
-        text_of(record, field) if kind == "text" else chat_of(record, field)
+        read(parse(line), field)
     return caught.value
 
 
@@ -158,7 +158,10 @@ def test_reasoning_is_found_under_each_of_its_names(name: str) -> None:
 
 
 def test_nulls_are_as_if_they_were_not_there() -> None:
-    record = {"m": [{"role": "assistant", "content": None, "tool_calls": [{"function": {}}], "name": None}], "tools": None}
+    record: dict[str, Any] = {
+        "m": [{"role": "assistant", "content": None, "tool_calls": [{"function": {}}], "name": None}],
+        "tools": None,
+    }
     chat = chat_of(record, "m")
     assert chat.messages == [{"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}]
     assert chat.tools is None
@@ -188,7 +191,9 @@ def test_rows_keep_their_own_keys_and_types() -> None:
     ],
 )
 def test_a_zero_weight_keeps_a_message_untrained_and_never_shows(fields: dict[str, Any], trained: bool) -> None:
-    record = {"m": [{"role": "user", "content": "q", "weight": 0}, {"role": "assistant", "content": "a", **fields}]}
+    record: dict[str, Any] = {
+        "m": [{"role": "user", "content": "q", "weight": 0}, {"role": "assistant", "content": "a", **fields}]
+    }
     chat = chat_of(record, "m")
     assert chat.trained == [trained]
     assert chat.messages[1] == {"role": "assistant", "content": "a"}

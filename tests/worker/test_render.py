@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +34,8 @@ MISTRAL = (
 DEEPSEEK = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '<｜User｜>' + m['content'] }}"
     "{% elif m['role'] == 'assistant' %}{{ '<｜Assistant｜>' }}[[{{ m['content'] + '<｜end▁of▁sentence｜>' }}]]"
-    "{% else %}{{ m['content'] }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
+    "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
 )
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}[[{{ m.content + '<|im_end|>' }}]]{{ '\\n' }}"
@@ -149,7 +151,20 @@ def test_random_contents_never_get_a_wrong_mask(
     name: str, toolkit: Any, rows: Any, chat: Any, reference: Any, tiny: Path
 ) -> None:
     kit = toolkit(tiny, kind="chat", template=plain(TEMPLATES[name]))
-    pieces = ["a", " ", "\n", "-", "<|im_end|>", "<|im_start|>", "assistant", "\n### Assistant:\n", "</s>", ": ", "é", "😀"]
+    pieces = [
+        "a",
+        " ",
+        "\n",
+        "-",
+        "<|im_end|>",
+        "<|im_start|>",
+        "assistant",
+        "\n### Assistant:\n",
+        "</s>",
+        ": ",
+        "é",
+        "😀",
+    ]
     pieces += ["[/INST]", "<｜Assistant｜>", "<end_of_turn>", "###"]
     content = st.lists(st.sampled_from(pieces), max_size=4).map("".join)
 
@@ -177,12 +192,15 @@ def test_the_fast_renderer_writes_what_transformers_writes(name: str, tiny: Path
             for prompt in (False, True):
                 try:
                     expected = tokenizer.apply_chat_template(
-                        chat.messages, tools=chat.tools, chat_template=source, tokenize=False, add_generation_prompt=prompt
+                        chat.messages,
+                        tools=chat.tools,
+                        chat_template=source,
+                        tokenize=False,
+                        add_generation_prompt=prompt,
                     )
-                except Exception as refused:  # noqa: BLE001
+                except jinja2.TemplateError:
                     with pytest.raises(TemplateError):
                         template.render(chat, prompt=prompt)
-                    assert "known" in str(refused) or "role" in str(refused)
                 else:
                     assert template.render(chat, prompt=prompt)[0] == expected
 
@@ -232,22 +250,38 @@ def test_a_generation_tag_in_a_comment_marks_nothing() -> None:
 
 @pytest.mark.parametrize(
     "action",
-    ["messages.append(1)", "messages.clear()", "messages[0].update({'role': 'x'})", "messages[0].pop('content')"]
-    + ["tools.append(1)", "messages[1].tool_calls[0].function.update({'name': 'x'})", "messages.sort()"],
+    [
+        "messages.append(1)",
+        "messages.clear()",
+        "messages.sort()",
+        "messages[0].update({'role': 'x'})",
+        "messages[0].pop('content')",
+        "messages[1].tool_calls[0].function.update({'name': 'x'})",
+        "tools.append(1)",
+    ],
 )
 def test_no_renderer_lets_a_template_change_its_input(action: str) -> None:
     chat = CHATS["tools"]
     before = json.dumps([chat.messages, chat.tools])
-    for renderer in (FastRenderer, SlowRenderer):
+    source = "{{ " + action + " }}"
+    trusting = FastRenderer(source, {})
+    trusting.trust()
+    for renderer in (FastRenderer(source, {}), trusting, SlowRenderer(source, {})):
         with pytest.raises(TemplateError):
-            renderer("{{ " + action + " }}", {}).render(chat)
+            renderer.render(chat)
         assert json.dumps([chat.messages, chat.tools]) == before
 
 
 @pytest.mark.parametrize(
     "expression",
-    ["cycler.__init__.__globals__", "messages.__class__.__mro__", "''.__class__.__subclasses__()"]
-    + ["raise_exception.__globals__", "messages|attr('__class__')|attr('__mro__')", "messages.append.__self__.__class__"],
+    [
+        "cycler.__init__.__globals__",
+        "messages.__class__.__mro__",
+        "''.__class__.__subclasses__()",
+        "raise_exception.__globals__",
+        "messages|attr('__class__')|attr('__mro__')",
+        "messages.append.__self__.__class__",
+    ],
 )
 def test_no_renderer_lets_a_template_reach_the_interpreter(expression: str) -> None:
     for renderer in (FastRenderer, SlowRenderer):
@@ -283,7 +317,10 @@ def test_a_rendering_that_grows_too_long_is_refused(monkeypatch: pytest.MonkeyPa
     [
         ("{{ tools | tojson }}", [{"name": "f", "description": "查<天>&'q'"}]),
         ("{{ tools | tojson(indent=2) }}", [{"a": {"b": [1, 2.5, None, True]}}]),
-        ("{% for t in tools %}{% for k, v in t.items() %}{{ k }}={{ v }};{% endfor %}{% endfor %}", [{"a": True, "b": None}]),
+        (
+            "{% for t in tools %}{% for k, v in t.items() %}{{ k }}={{ v }};{% endfor %}{% endfor %}",
+            [{"a": True, "b": None}],
+        ),
         ("{{ tools[0] }}", [{"a": "it's", "b": [1, {"c": 'x"y'}]}]),
         ("{{ tools[0].n }} {{ tools[0].n | tojson }}", [{"n": 2**80}]),
         ("{% if documents is defined %}D{% endif %}{% if nothing is defined %}N{% endif %}", []),
@@ -292,9 +329,7 @@ def test_a_rendering_that_grows_too_long_is_refused(monkeypatch: pytest.MonkeyPa
 )
 def test_values_are_written_as_transformers_writes_them(source: str, value: list[dict[str, Any]]) -> None:
     chat = Chat([{"role": "user", "content": "x天\U0001f600"}], value)
-    template = ChatTemplate(source, {})
-    template.prove()
-    assert template.render(chat)[0] == SlowRenderer(source, {}).render(chat)[0]
+    assert FastRenderer(source, {}).render(chat) == SlowRenderer(source, {}).render(chat)
 
 
 def test_numbers_that_minijinja_writes_otherwise_are_found_by_the_probes() -> None:
@@ -330,9 +365,7 @@ def test_the_markers_of_known_families(source: str, header: str, end: str) -> No
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content | upper + '<|im_end|>' }}{% endfor %}",
     ],
 )
-def test_a_template_without_sound_markers_is_an_error_and_no_empty_mask(
-    source: str, toolkit: Any, tiny: Path
-) -> None:
+def test_a_template_without_sound_markers_is_an_error_and_no_empty_mask(source: str, toolkit: Any, tiny: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"mark what the assistant says with \{% generation %\}"):
         toolkit(tiny, kind="chat", template=source)
     assert toolkit(tiny, kind="chat", template=source, loss="all").template is not None
@@ -363,8 +396,9 @@ def test_a_chat_with_nothing_to_train_is_kept_out(
 
 def test_untrained_turns_are_left_out_of_the_mask(toolkit: Any, rows: Any, tiny: Path) -> None:
     messages = [("user", "q1"), ("assistant", "r1"), ("user", "q2"), ("assistant", "r2")]
-    record = {"messages": [{"role": role, "content": content} for role, content in messages]}
-    record["messages"][1]["loss_weight"] = 0
+    turns: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in messages]
+    turns[1]["loss_weight"] = 0
+    record = {"messages": turns}
     for source in (plain(CHATML), marked(CHATML)):
         assert rows(toolkit(tiny, kind="chat", template=source), [record]).trained == [[86, 22, 4]]
 
@@ -374,7 +408,9 @@ def test_what_a_template_says_of_a_content_is_not_repeated(toolkit: Any, rows: A
     key = "{% if 'hunter2' in messages[0].content %}{{ {}[messages[0].content].x.y }}{% endif %}"
     for source in (shows, key):
         for fast in (True, False):
-            made = rows(toolkit(tiny, kind="chat", template=source + plain(CHATML), fast=fast), [chat("my hunter2", "a")])
+            made = rows(
+                toolkit(tiny, kind="chat", template=source + plain(CHATML), fast=fast), [chat("my hunter2", "a")]
+            )
             (reject,) = made.rejects
             assert reject.reason == "template"
             assert "hunter2" not in reject.detail

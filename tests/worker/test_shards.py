@@ -127,7 +127,9 @@ def test_a_file_that_is_cut_or_gone_makes_a_shard_damaged(tmp_path: Path, path: 
     assert find_shard(store, KEY) == (receipt, "")
 
 
-@pytest.mark.parametrize("receipt", [b"", b"{", b"[]", b"null", b"{}", b'{"key": 1}', b"\xff", b'{"data": "x", "meta": []}'])
+@pytest.mark.parametrize(
+    "receipt", [b"", b"{", b"[]", b"null", b"{}", b'{"key": 1}', b"\xff", b'{"data": "x", "meta": []}']
+)
 def test_a_receipt_that_cannot_be_read_makes_a_shard_damaged(tmp_path: Path, receipt: bytes) -> None:
     store = LocalStore(tmp_path)
     write_shard(store, KEY, samples(), 265)

@@ -45,6 +45,16 @@ def test_blocks_are_the_file_cut_at_line_ends_between_the_sizes(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("digits", [20, 200, 2_000])
+def test_short_and_long_lines_make_blocks_of_one_mean_size(tmp_path: Path, digits: int) -> None:
+    draw = random.Random(digits)
+    lines = [b"%0*d\n" % (digits, draw.getrandbits(60)) for _ in range(4_000_000 // digits)]
+    blocks = scan_bytes(tmp_path / "a", b"".join(lines))
+    tails = [block.length - sources.MIN_BLOCK for block in blocks[:-1]]
+    assert 0.8 < sum(tails) / len(tails) / sources.MEAN_TAIL < 1.4
+
+
+@pytest.mark.usefixtures("small")
 def test_lines_are_counted_over_blocks(tmp_path: Path) -> None:
     data = b"\n\n".join(some_lines(4_000)) + b"last"
     blocks = scan_bytes(tmp_path / "a", data)
@@ -110,7 +120,7 @@ def test_an_insertion_or_deletion_changes_at_most_two_blocks(tmp_path: Path) -> 
     before = {block.digest for block in scan_bytes(tmp_path / "a", b"".join(lines))}
     assert len(before) > 15
     for place in range(500, 11_500, 700):
-        for edited in (lines[:place] + [b"{}\n"] + lines[place:], lines[:place] + lines[place + 1 :]):
+        for edited in ([*lines[:place], b"{}\n", *lines[place:]], lines[:place] + lines[place + 1 :]):
             after = scan_bytes(tmp_path / "a", b"".join(edited))
             assert len([block for block in after if block.digest not in before]) <= 2
 

@@ -82,9 +82,8 @@ def test_b010_characters_of_several_tokens(
 def test_b014_tools_are_written_as_the_model_knows_them(
     toolkit: Any, rows: Any, tiny: Path, tiny_files: dict[str, Any]
 ) -> None:
-    template = (
-        "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    )
+    template = "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}"
+    template += "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tools = [{"name": "f", "description": "查<天>&'q'"}]
     record = {"tools": tools, "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]}
     made = rows(toolkit(tiny, kind="chat", template=template, loss="all"), [record])
@@ -161,7 +160,7 @@ def sparse(tmp_path: Path, write_tokenizer: Any) -> Path:
     """A tokenizer of words with ids beyond 16 bits."""
     vocab = {"<unk>": 0, "a": 1, "m": 65535, "n": 65536, "z": 92543}
     unknown = {"id": 0, "content": "<unk>", "single_word": False, "lstrip": False, "rstrip": False}
-    backend = {
+    backend: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [unknown | {"normalized": False, "special": True}],
         "pre_tokenizer": {"type": "WhitespaceSplit"},
@@ -189,9 +188,7 @@ def test_b031_b032_b035_b039_odd_lines(toolkit: Any, rows: Any, tiny: Path, tiny
     assert [len(ids) for ids in long.ids] == [3_000_000, 1]
 
 
-def test_b034_extra_keys_change_nothing_but_a_zero_weight_is_obeyed(
-    toolkit: Any, rows: Any, tiny: Path
-) -> None:
+def test_b034_extra_keys_change_nothing_but_a_zero_weight_is_obeyed(toolkit: Any, rows: Any, tiny: Path) -> None:
     user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     records = [
         {"messages": [user, answer]},
@@ -264,9 +261,7 @@ def test_a_chat_cut_before_its_answer_is_kept_out(toolkit: Any, rows: Any, chat:
     assert (dropped.samples.dropped, dropped.rejects) == (3, [])
 
 
-def test_a_turn_that_no_token_stands_for_is_no_empty_mask(
-    toolkit: Any, rows: Any, chat: Any, sparse: Path
-) -> None:
+def test_a_turn_that_no_token_stands_for_is_no_empty_mask(toolkit: Any, rows: Any, chat: Any, sparse: Path) -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
         "{% else %}{{ m.content + ' ' }}{% endif %}{% endfor %}"

@@ -1,5 +1,6 @@
 """packhouse.client: submit jobs, pull plans, stream packed batches."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from packhouse.client.api import Client, JobFailed
@@ -15,7 +16,8 @@ from packhouse.client.store import LocalStore
 from packhouse.client.wire import CostModel, Job, JobSpec, Plan, PlanSpec
 
 if TYPE_CHECKING:
-    from packhouse.client.dataset import PackedDataset
+    from packhouse.client.batches import Loader, loader
+    from packhouse.client.dataset import Options, PackedDataset
 
 __all__ = [
     "Client",
@@ -25,21 +27,30 @@ __all__ = [
     "Job",
     "JobFailed",
     "JobSpec",
+    "Loader",
     "LocalStore",
     "Mismatch",
     "NotFound",
+    "Options",
     "PackedDataset",
     "PackhouseError",
     "Plan",
     "PlanSpec",
     "Unavailable",
+    "loader",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # The data set needs torch, which the bare client does without.
-    if name == "PackedDataset":
-        from packhouse.client.dataset import PackedDataset
+# These need torch, which the bare client does without.
+_TORCH = {
+    "Loader": "packhouse.client.batches",
+    "Options": "packhouse.client.dataset",
+    "PackedDataset": "packhouse.client.dataset",
+    "loader": "packhouse.client.batches",
+}
 
-        return PackedDataset
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_TORCH[name]), name)

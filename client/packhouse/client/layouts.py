@@ -1,20 +1,58 @@
 """Layouts: the shapes in which the packs of a step are handed to a torch trainer.
 
-``internevo`` is the layout of InternEvo's packed data loader (``use_packed_dataset = True``). Legend: M micro-batches
-(``micro_num``), P tokens of a pack (``micro_bsz * seq_len``), S segments of a pack, its padding tail counted as one.
+``internevo`` is that of InternEvo's packed loader (``use_packed_dataset = True``), ``internevo_unpacked`` that of its
+unpacked one; ``xtuner`` and ``padded`` have files of their own. In both of InternEvo's the padding tail is a segment of
+its own, behind all real ones. Legend: M micro-batches (``micro_num``), P tokens of a pack (``micro_bsz * seq_len``), S
+segments of a pack, its padding tail counted as one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from packhouse.client.errors import InvalidRequest
-from packhouse.client.pack import Pack
+from packhouse.client.pack import IGNORE, PADDING_ID, Pack
+from packhouse.client.padded import padded
+from packhouse.client.plan import Int64
+from packhouse.client.wire import PlanSpec
+from packhouse.client.xtuner import CollateFn, collate
 
 Data = dict[str, Any]
 Batch = list[Any]
 """``[data, labels]``: a list, because that is what InternEvo's engine and torch's DataLoader hand on."""
+
+Layout = Callable[[Sequence[Pack], int], Any]
+"""From a rank's packs of a step, and the step's number, to what the trainer is given."""
+
+LayoutName = Literal["internevo", "internevo_unpacked", "xtuner", "padded"]
+LAYOUTS: tuple[LayoutName, ...] = ("internevo", "internevo_unpacked", "xtuner", "padded")
+
+
+def make_layout(
+    layout: LayoutName | Layout, spec: PlanSpec, pad_id: int = PADDING_ID, collate_fn: CollateFn | None = None
+) -> Layout:
+    """Return the layout of that name for a plan's packs; one that is a function already is returned as it is.
+
+    ``collate_fn`` takes the place of XTuner's own collator in layout ``xtuner``. Raises ``InvalidRequest`` for an
+    unknown name, and for a collator without that layout.
+    """
+    if collate_fn is not None and layout != "xtuner":
+        raise InvalidRequest(f"layout {layout!r} takes no collate_fn", 'set layout to "xtuner", or leave it out')
+    if callable(layout):
+        return layout
+    if layout == "internevo":
+        return load_batch
+    if layout == "internevo_unpacked":
+        return partial(load_unpacked_batch, seq_len=spec.seq_len or spec.pack_length)
+    if layout == "padded":
+        return partial(padded, pad_id=pad_id)
+    if layout == "xtuner":
+        return partial(collate, pad_id=pad_id, collate_fn=collate_fn)
+    raise InvalidRequest(f"there is no layout {layout!r}", f"use one of {', '.join(LAYOUTS)}")
 
 
 def load_batch(packs: Sequence[Pack], step: int = 0) -> Batch:
@@ -26,11 +64,30 @@ def load_batch(packs: Sequence[Pack], step: int = 0) -> Batch:
     """
     data = {
         "input_ids": _rows([pack.input_ids for pack in packs]),
-        "cu_seqlens": [torch.from_numpy(pack.cu_seqlens) for pack in packs],
+        "cu_seqlens": _borders(packs),
         "indexes": _rows([pack.positions for pack in packs]),
         "step": step,
     }
     return [data, _rows([pack.labels for pack in packs])]
+
+
+def load_unpacked_batch(packs: Sequence[Pack], step: int = 0, *, seq_len: int) -> Batch:
+    """Return ``[data, labels]`` of one step in layout ``internevo_unpacked``: as ``load_batch``, to be unpacked later.
+
+    Raises ``InvalidRequest`` for packs that ``unpack_data`` could not hold: more than ``P // seq_len`` samples, or one
+    longer than ``seq_len``.
+    """
+    for pack in packs:
+        lengths = pack.cu_seqlens[1:] - pack.cu_seqlens[:-1]
+        real = lengths[: len(lengths) - (pack.num_tokens < len(pack.input_ids))]
+        rows = len(pack.input_ids) // seq_len
+        if len(real) > rows or real.max(initial=0) > seq_len:
+            raise InvalidRequest(
+                f"a pack of step {step} has {len(real)} samples of up to {real.max(initial=0)} tokens, and unpacked it "
+                f"holds {rows} of {seq_len}",
+                "build the plan with strategy internevo_unpacked",
+            )
+    return load_batch(packs, step)
 
 
 def load_micro_batch(batch: Sequence[Any], offset: int) -> tuple[Data, torch.Tensor]:
@@ -61,6 +118,26 @@ def packed_data_normalizer(data: Data, labels: torch.Tensor) -> tuple[Data, torc
     return normal, labels
 
 
+def unpack_data(data: Data, labels: torch.Tensor, seq_len: int) -> tuple[Data, torch.Tensor]:
+    """Return one micro-batch of layout ``internevo_unpacked`` with a row for each sample; the arguments stay.
+
+    ``input_ids`` and ``labels`` (1, P) become (P // seq_len, seq_len): row j is sample j, then padding (0 and -100); a
+    row without a sample is all padding. ``cu_seqlens`` and ``indexes`` are left out: every row starts at position 0.
+    """
+    cu_seqlens = data["cu_seqlens"]
+    ends = (cu_seqlens[0] if isinstance(cu_seqlens, list) else cu_seqlens).tolist()
+    rows = labels.shape[1] // seq_len
+    input_ids = labels.new_full((rows, seq_len), PADDING_ID)
+    targets = labels.new_full((rows, seq_len), IGNORE)
+    for row, (begin, end) in enumerate(pairwise(ends[: rows + 1])):
+        # Only a padding tail is longer than a row, and it holds nothing but padding.
+        size = min(end - begin, seq_len)
+        input_ids[row, :size] = data["input_ids"][0, begin : begin + size]
+        targets[row, :size] = labels[0, begin : begin + size]
+    kept = {name: value for name, value in data.items() if name not in ("cu_seqlens", "indexes", "max_seqlen")}
+    return {**kept, "input_ids": input_ids}, targets
+
+
 def split_data_sequence_parallel(data: Data, labels: torch.Tensor, rank: int, size: int) -> tuple[Data, torch.Tensor]:
     """Return part ``rank`` of ``size`` of one normalized micro-batch, cut along the sequence; the arguments stay.
 
@@ -85,11 +162,18 @@ def split_data_sequence_parallel(data: Data, labels: torch.Tensor, rank: int, si
     return own, labels[:, part]
 
 
-LAYOUTS: dict[str, Callable[[Sequence[Pack], int], Batch]] = {"internevo": load_batch}
+def _rows(rows: Sequence[Int64]) -> torch.Tensor:
+    """Return the rows as one tensor; without a copy where they lie end to end, as a builder's do."""
+    first, size = rows[0], rows[0].nbytes
+    whole = all(
+        row.base is first.base and row.ctypes.data == first.ctypes.data + i * size for i, row in enumerate(rows)
+    )
+    if whole:
+        return torch.from_numpy(np.lib.stride_tricks.as_strided(first, (len(rows), len(first)), (size, 8)))
+    return torch.from_numpy(np.stack(rows))
 
 
-def _rows(rows: Sequence[Any]) -> torch.Tensor:
-    # One pack a step is common and needs no copy.
-    if len(rows) == 1:
-        return torch.from_numpy(rows[0]).unsqueeze(0)
-    return torch.stack([torch.from_numpy(row) for row in rows])
+def _borders(packs: Sequence[Pack]) -> list[torch.Tensor]:
+    # Parts of one tensor: between processes each tensor of its own would take an open file.
+    joined = torch.from_numpy(np.concatenate([pack.cu_seqlens for pack in packs]))
+    return list(torch.split(joined, [len(pack.cu_seqlens) for pack in packs]))

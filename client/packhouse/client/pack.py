@@ -5,20 +5,20 @@ kept token has none either, although the shard holds one; a sample that goes on 
 ``seq_len``, does have one.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packhouse.client import kernel as kernel_module
 from packhouse.client.errors import Damaged
-from packhouse.client.format import Receipt, Shard, read_shard
-from packhouse.client.plan import Int32, Int64, PackTable, PlanDataset, PlanHeader
+from packhouse.client.kernel import IGNORE, Flat, KernelName, Segments
+from packhouse.client.plan import Int32, Int64, PackTable, PlanHeader
+from packhouse.client.shards import OpenShards, ShardIndex
 from packhouse.client.store import ReadStore
 
+__all__ = ["IGNORE", "PADDING_ID", "Pack", "PackBuilder"]
+
 PADDING_ID = 0
-IGNORE = -100
-"""Label of a token that is not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Pack:
     """A row of P tokens."""
 
     input_ids: Int64
-    """(P,); 0 on padding."""
+    """(P,); the padding id (0 unless told otherwise) on padding."""
     labels: Int64
     """(P,): the next token of the same sample, wherever it lies; -100 at a sample's last token, on padding and where
     the loss mask of that next token is off."""
@@ -35,120 +35,85 @@ class Pack:
     cu_seqlens: Int32
     """(segments + 1,): strictly rising from 0 to P; the padding tail is a segment of its own."""
     num_tokens: int
-    """Tokens that are not padding."""
-
-
-class ShardIndex:
-    """Where each sample of a plan lies: its shard, and its row there."""
-
-    def __init__(self, datasets: tuple[PlanDataset, ...]) -> None:
-        self.receipts = tuple(shard for dataset in datasets for shard in dataset.shards)
-        self.starts = np.zeros(len(self.receipts) + 1, np.int64)
-        """(shards + 1,), the first sample of each shard"""
-        np.cumsum([receipt.rows for receipt in self.receipts], out=self.starts[1:])
-
-    def locate(self, samples: Int64) -> tuple[Int64, Int64]:
-        """Return shard numbers and rows of ``samples``, int64 of their shape; raise ``Damaged`` for unknown ones."""
-        if len(samples) and not 0 <= samples.min() <= samples.max() < self.starts[-1]:
-            raise Damaged(
-                f"the plan takes samples {samples.min()} to {samples.max()} of {self.starts[-1]}", "build it again"
-            )
-        shards = np.searchsorted(self.starts, samples, side="right") - 1
-        return shards, samples - self.starts[shards]
-
-
-class ShardCache:
-    """The shards used last, open. A shard is checked against its receipt when it is opened."""
-
-    def __init__(self, store: ReadStore, receipts: tuple[Receipt, ...], limit: int = 1024) -> None:
-        self._store = store
-        self._receipts = receipts
-        self._limit = limit
-        self._open: OrderedDict[int, Shard] = OrderedDict()
-
-    def __getitem__(self, number: int) -> Shard:
-        shard = self._open.get(number)
-        if shard is None:
-            shard = self._open[number] = read_shard(self._store, self._receipts[number])
-            if len(self._open) > self._limit:
-                self._open.popitem(last=False)
-        else:
-            self._open.move_to_end(number)
-        return shard
+    """Tokens that are not padding; they come first."""
+    max_seqlen: int
+    """Tokens of the longest segment, the padding tail counted as one."""
 
 
 class PackBuilder:
-    """Builds the packs of one plan from the shards in a store."""
+    """Builds the packs of one plan from the shards in a store.
 
-    def __init__(self, header: PlanHeader, store: ReadStore, open_shards: int = 1024) -> None:
+    ``kernel`` chooses what builds them: ``numba``, ``numpy``, or ``auto``, the faster one that is installed. The first
+    packs are built by NumPy under ``auto``, so that they need not wait for the compiler.
+    """
+
+    def __init__(
+        self,
+        header: PlanHeader,
+        store: ReadStore,
+        open_shards: int = 1024,
+        pad_id: int = PADDING_ID,
+        kernel: KernelName = "auto",
+    ) -> None:
         self.pack_length = header.spec.pack_length
-        self._index = ShardIndex(header.datasets)
-        self._shards = ShardCache(store, self._index.receipts, open_shards)
-        self._sample_end = self.pack_length if header.spec.overlong == "truncate" else 2**31
+        self.index = ShardIndex(header.datasets)
+        self._shards = OpenShards(store, self.index.receipts, open_shards)
+        self._sample_end = header.spec.sample_limit if header.spec.overlong == "truncate" else 2**31
+        self._pad_id = pad_id
+        self._asked = kernel
+        self._fill: kernel_module.Fill | None = None
+        self.kernel = ""
+        """The kernel that built the packs last."""
 
     def build(self, table: PackTable, first: int, last: int) -> list[Pack]:
-        """Return the packs ``first:last`` of ``table``. Raises ``NotFound`` or ``Damaged`` for shards and plans.
-
-        One pass over all of them: a slice copy per segment, and whole-array work for labels and positions.
-        """
+        """Return the packs ``first:last`` of ``table``. Raises ``NotFound`` or ``Damaged`` for shards and plans."""
         length, count = self.pack_length, last - first
-        starts, pads = _borders(table, first, last, length)
-        input_ids, labels = self._tokens(table, first, last, starts)
-        # Segments and padding tails cover the packs without a gap, so the next border is where each ends.
-        borders = np.concatenate([starts, pads, [count * length]])
-        borders.sort()
-        positions = np.arange(count * length)
-        positions -= np.repeat(borders[:-1], borders[1:] - borders[:-1])
-        cuts = np.searchsorted(borders, np.arange(count + 1) * length)
-        packs = []
-        for i in range(count):
-            row = slice(i * length, (i + 1) * length)
-            tokens = int(table.tokens[first + i])
-            labels[row.start + tokens : row.stop] = IGNORE
-            ends = (borders[cuts[i] : cuts[i + 1] + 1] - row.start).astype(np.int32)
-            packs.append(Pack(input_ids[row], labels[row], positions[row], ends, tokens))
-        return packs
+        segments, tokens = self._segments(table, first, last)
+        self._shards.need(np.unique(segments.shard))
+        borders = np.diff(segments.offsets) + 1 + (tokens < length)
+        out = Flat.empty(count, length, int(borders.sum()))
+        wrong = self._kernel()(segments, self._shards, length, self._sample_end, self._pad_id, out)
+        if wrong >= 0:
+            self._refuse(table, int(table.offsets[first]) + wrong, segments, wrong)
+        ends = np.cumsum(borders).tolist()
+        columns = zip(tokens.tolist(), out.longest.tolist(), [0, *ends], ends, strict=False)
+        return [
+            Pack(
+                out.input_ids[i * length : (i + 1) * length],
+                out.labels[i * length : (i + 1) * length],
+                out.positions[i * length : (i + 1) * length],
+                out.cu_seqlens[begin:end],
+                size,
+                longest,
+            )
+            for i, (size, longest, begin, end) in enumerate(columns)
+        ]
 
-    def _tokens(self, table: PackTable, first: int, last: int, starts: Int64) -> tuple[Int64, Int64]:
-        """Return ids and labels of all packs end to end; labels on padding are left open."""
-        segments = slice(int(table.offsets[first]), int(table.offsets[last]))
-        size = (last - first) * self.pack_length
-        input_ids = np.full(size, PADDING_ID, np.int64)
-        trained: npt.NDArray[np.bool_] | None = None
-        following = np.full(len(starts), IGNORE, np.int64)
-        shards, rows = self._index.locate(table.sample[segments])
-        columns = shards, rows, table.start[segments], table.length[segments], starts
-        for i, (number, row, start, length, at) in enumerate(
-            zip(*(column.tolist() for column in columns), strict=True)
-        ):
-            shard = self._shards[number]
-            base, end = int(shard.offsets[row]), int(shard.offsets[row + 1])
-            left, right = base + start, base + start + length
-            if right > end:
-                sample = int(table.sample[segments.start + i])
-                raise Damaged(f"the plan takes {start + length} tokens of sample {sample}, which has {end - base}")
-            input_ids[at : at + length] = shard.input_ids[left:right]
-            if shard.mask_bits is not None:
-                if trained is None:
-                    trained = np.ones(size, np.bool_)
-                trained[at : at + length] = shard.mask(left, right)
-            if right < min(end, base + self._sample_end) and shard.mask(right, right + 1)[0]:
-                following[i] = shard.input_ids[right]
-        labels = np.empty_like(input_ids)
-        labels[:-1] = input_ids[1:]
-        if trained is not None:
-            np.putmask(labels[:-1], ~trained[1:], IGNORE)
-        labels[starts + table.length[segments] - 1] = following
-        return input_ids, labels
+    def _segments(self, table: PackTable, first: int, last: int) -> tuple[Segments, Int64]:
+        """Return the segments of the packs and the tokens of each pack; raise ``Damaged`` where they do not fit."""
+        offsets = table.offsets[first : last + 1]
+        part = slice(int(offsets[0]), int(offsets[-1]))
+        shard, row = self.index.locate(table.sample[part])
+        start, lengths = np.ascontiguousarray(table.start[part]), table.length[part]
+        ends = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        tokens = np.diff(ends[offsets - offsets[0]])
+        bad = len(lengths) and (lengths.min() < 1 or start.min() < 0)
+        if bad or tokens.max(initial=0) > self.pack_length or not np.array_equal(tokens, table.tokens[first:last]):
+            raise Damaged("the segments of the plan do not fit its packs", "build the plan again")
+        return Segments(offsets - offsets[0], shard, row, start, lengths), tokens
 
+    def _kernel(self) -> kernel_module.Fill:
+        if self._fill is None and not self.kernel and self._asked == "auto":
+            self.kernel = "numpy"
+            return kernel_module.numpy_fill
+        if self._fill is None:
+            self.kernel, self._fill = kernel_module.load(self._asked)
+        return self._fill
 
-def _borders(table: PackTable, first: int, last: int, length: int) -> tuple[Int64, Int64]:
-    """Return where segments and where padding tails start when the packs lie end to end, int64."""
-    offsets = table.offsets[first : last + 1]
-    ends = np.zeros(offsets[-1] - offsets[0] + 1, np.int64)
-    np.cumsum(table.length[offsets[0] : offsets[-1]], out=ends[1:])
-    packs = np.arange(last - first) * length
-    shift = packs - ends[offsets[:-1] - offsets[0]]
-    starts = ends[:-1] + np.repeat(shift, np.diff(offsets))
-    tokens = table.tokens[first:last]
-    return starts, (packs + tokens)[tokens < length]
+    def _refuse(self, table: PackTable, place: int, segments: Segments, i: int) -> None:
+        shard = self._shards[int(segments.shard[i])]
+        row = int(segments.row[i])
+        held = int(shard.offsets[row + 1] - shard.offsets[row])
+        wanted = int(segments.start[i]) + int(segments.length[i])
+        raise Damaged(f"the plan takes {wanted} tokens of sample {int(table.sample[place])}, which has {held}")

@@ -1,187 +1,106 @@
-"""The plan: an immutable Arrow file that says which segments make up each pack of each step.
+"""The plan: an immutable artefact that says which segments make up each pack of each step.
 
-``plans/{id}.arrow`` is an Arrow IPC file with one record batch; a row is a pack, steps follow one another:
+``plans/{id}.arrow`` is an Arrow IPC file with one record batch; a row is a step:
 
-=============  ==========================================================  ==========================================
-column         type                                                        meaning
-=============  ==========================================================  ==========================================
-segments       large_list<struct<sample: int64, start, length: int32>>     sample: row number over all datasets
-tokens         int32                                                       tokens of the pack that are not padding
-cost           int64                                                       by the spec's cost model
-=============  ==========================================================  ==========================================
+==============  ====================  ================================================================================
+column          type                  meaning
+==============  ====================  ================================================================================
+tokens          int64                 tokens of the step that are not padding
+trained_tokens  int64, or null        labels of the step; null where the datasets' numbers do not tell it exactly
+rank_cost       list<int64>[ranks]    cost of each rank, by the spec's cost model
+==============  ====================  ================================================================================
 
-The header is JSON in the schema's metadata. The id follows from the request alone; the file carries a digest of the
-rest, so that an altered one is seen.
+The header is JSON in the schema's metadata. The packs lie in **parts**, ``packs/{id}/{number}.arrow``, of equally many
+steps, so that any step is found at once and no writer or reader needs all of them; a row is a pack:
+
+========  ======================================================  ====================================================
+column    type                                                    meaning
+========  ======================================================  ====================================================
+segments  large_list<struct<sample: int32 or int64, start,        sample: row number over all datasets; start, in
+          length: int32>>                                         tokens, is left out where it is 0 in all of the part
+tokens    int32                                                   tokens of the pack that are not padding
+cost      int64                                                   by the spec's cost model
+========  ======================================================  ====================================================
+
+The id follows from the request alone; the header carries a digest of the steps and of each part, so that an altered
+one is seen. The header is written last: a plan exists when its header does.
 """
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from packhouse.client.digest import canonical_json, digest_json
-from packhouse.client.errors import Damaged, InvalidRequest
-from packhouse.client.format import Receipt
+from packhouse.client.digest import canonical_json, digest_bytes
+from packhouse.client.errors import Damaged, InvalidRequest, NotFound
+from packhouse.client.pack_table import (
+    STEPS_SCHEMA,
+    Ids,
+    Int32,
+    Int64,
+    PackTable,
+    StepTable,
+    decode_part,
+    decode_steps,
+    encode_steps,
+    joined,
+)
+from packhouse.client.plan_header import (
+    ALGORITHM,
+    PLAN_FORMAT,
+    PlanDataset,
+    PlanHeader,
+    content_id,
+    part_path,
+    plan_id,
+    plan_path,
+)
 from packhouse.client.store import ReadStore
 from packhouse.client.wire import PlanReport, PlanSpec
 
-PLAN_FORMAT = 1
-ALGORITHM = 1
-"""Version of what makes packs from lengths: any change of a plan's content must raise it."""
+__all__ = [
+    "ALGORITHM",
+    "METADATA_KEY",
+    "PLAN_FORMAT",
+    "STEPS_SCHEMA",
+    "Ids",
+    "Int32",
+    "Int64",
+    "PackTable",
+    "PlanDataset",
+    "PlanFile",
+    "PlanHeader",
+    "PlanSource",
+    "StepTable",
+    "Steps",
+    "check_slice",
+    "decode_steps",
+    "dump_header",
+    "part_path",
+    "plan_id",
+    "plan_path",
+]
 
 METADATA_KEY = b"packhouse"
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-
-_SEGMENT = pa.struct(
-    [
-        pa.field(name, kind, nullable=False)
-        for name, kind in [("sample", pa.int64()), ("start", pa.int32()), ("length", pa.int32())]
-    ]
-)
-_SEGMENTS = pa.large_list(pa.field("item", _SEGMENT, nullable=False))
-
-PLAN_SCHEMA = pa.schema(
-    [
-        pa.field("segments", _SEGMENTS, nullable=False),
-        pa.field("tokens", pa.int32(), nullable=False),
-        pa.field("cost", pa.int64(), nullable=False),
-    ]
-)
-
-STEPS_SCHEMA = pa.schema(
-    [
-        pa.field("step", pa.int64(), nullable=False),
-        pa.field("slot", pa.int32(), nullable=False),
-        *PLAN_SCHEMA,
-    ]
-)
-"""What a rank is sent: a plan's columns, the step, and the pack's place in it (-1: added to keep the ranks equal)."""
-
-
-def plan_path(plan_id: str) -> str:
-    """Return the store key of a plan."""
-    return f"plans/{plan_id}.arrow"
-
-
-def plan_id(spec: PlanSpec) -> str:
-    """Return the id of the plan that ``spec`` asks for; dataset ids stand for their content."""
-    return _content_id(ALGORITHM, spec.model_dump(mode="json"))
-
-
-def _content_id(algorithm: int, spec: dict[str, Any]) -> str:
-    return digest_json({"format": PLAN_FORMAT, "algorithm": algorithm, "spec": spec})
+OPEN_PARTS = 16
+"""Parts that a reader keeps open: maps where the store has files, memory where it has not."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlanDataset:
-    """A dataset as a plan knows it: enough to find and check its shards."""
+class Steps:
+    """What a plan knows of its steps without their packs."""
 
-    id: str
-    recipe_digest: str
-    vocab_size: int
-    shards: tuple[Receipt, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanHeader:
-    """All of a plan but its packs."""
-
-    id: str
-    spec: PlanSpec
-    packs_per_step: int
-    steps: int
-    datasets: tuple[PlanDataset, ...]
-    report: PlanReport
-    algorithm: int = ALGORITHM
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "format": PLAN_FORMAT,
-            "algorithm": self.algorithm,
-            "id": self.id,
-            "spec": self.spec.model_dump(mode="json"),
-            "packs_per_step": self.packs_per_step,
-            "steps": self.steps,
-            "datasets": [asdict(dataset) for dataset in self.datasets],
-            "report": self.report.model_dump(mode="json"),
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """Build from the JSON form; raise ``Damaged`` where it is not one, or not of this format."""
-        try:
-            if value["format"] != PLAN_FORMAT:
-                raise ValueError(f"its format is {value['format']} and this client reads {PLAN_FORMAT}")
-            datasets = tuple(
-                PlanDataset(**{**dataset, "shards": tuple(Receipt.from_json(shard) for shard in dataset["shards"])})
-                for dataset in value["datasets"]
-            )
-            spec = PlanSpec.model_validate(value["spec"])
-            report = PlanReport.model_validate(value["report"])
-            sizes = value["packs_per_step"], value["steps"]
-            return cls(value["id"], spec, *sizes, datasets, report, value["algorithm"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise Damaged(f"the header of a plan cannot be used ({error})", "build the plan again") from error
-
-
-@dataclass(frozen=True, slots=True)
-class PackTable:
-    """Packs as flat arrays; pack ``i`` has the segments ``offsets[i]:offsets[i + 1]``."""
-
-    offsets: Int64
-    """(packs + 1,)"""
-    sample: Int64
-    """(segments,)"""
-    start: Int32
-    """(segments,), tokens from the start of the sample"""
-    length: Int32
-    """(segments,), tokens"""
-    tokens: Int32
-    """(packs,)"""
-    cost: Int64
-    """(packs,)"""
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        """Return the six arrays in the order of the fields."""
-        return self.offsets, self.sample, self.start, self.length, self.tokens, self.cost
-
-    def take(self, rows: Int64) -> "PackTable":
-        """Return the packs ``rows``; -1 stands for an empty pack. Source: ranges by repeat and cumulative sum."""
-        real = rows >= 0
-        first = np.where(real, self.offsets[rows], 0)
-        sizes = np.where(real, self.offsets[rows + 1] - first, 0)
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        segments = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], sizes)
-        return PackTable(
-            offsets,
-            self.sample[segments],
-            self.start[segments],
-            self.length[segments],
-            np.where(real, self.tokens[rows], np.int32(0)),
-            np.where(real, self.cost[rows], 0),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StepTable:
-    """The packs of one rank in a range of steps, equally many in each step."""
-
-    step: Int64
-    """(packs,), rising"""
-    slot: Int32
-    """(packs,), place in the step, or -1 for an empty pack that keeps the ranks equal"""
-    packs: PackTable
+    tokens: Int64
+    """(steps,)"""
+    trained_tokens: Int64
+    """(steps,), labels, or -1 where they are not known"""
+    rank_cost: Int64
+    """(steps, ranks)"""
 
 
 class PlanSource(Protocol):
@@ -196,12 +115,13 @@ class PlanSource(Protocol):
 
 
 class PlanFile:
-    """A plan in a store, memory-mapped where the store can: opening costs one check of its digest."""
+    """A plan in a store, memory-mapped where the store can. Parts are checked when they are first read."""
 
-    def __init__(self, store: ReadStore, header: PlanHeader, packs: PackTable) -> None:
+    def __init__(self, store: ReadStore, header: PlanHeader, table: Steps) -> None:
         self.store = store
         self.header = header
-        self.packs = packs
+        self.table = table
+        self._part = lru_cache(OPEN_PARTS)(self._open_part)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A map cannot be sent to another process; where it lies can.
@@ -209,9 +129,8 @@ class PlanFile:
 
     @classmethod
     def open(cls, store: ReadStore, plan_id: str) -> "PlanFile":
-        """Open the plan ``plan_id``; raise ``NotFound``, or ``Damaged`` unless it is whole and that plan."""
-        header, packs = load_plan(store.open(plan_path(plan_id)), plan_id)
-        return cls(store, header, packs)
+        """Open the plan ``plan_id``; raise ``NotFound``, or ``Damaged`` unless its header is whole and of that plan."""
+        return cls(store, *_load_header(store.open(plan_path(plan_id)), plan_id))
 
     @property
     def id(self) -> str:
@@ -238,24 +157,48 @@ class PlanFile:
         """Packs of a step, over all ranks."""
         return self.header.packs_per_step
 
+    @property
+    def packs(self) -> PackTable:
+        """All packs of the plan, in memory; raise ``Damaged`` for a part that is not whole."""
+        return joined([self._part(number) for number in range(len(self.header.parts))])
+
+    def check(self) -> None:
+        """Read all parts once; raise ``Damaged`` unless all are whole."""
+        for number in range(len(self.header.parts)):
+            self._open_part(number)
+
     def slice(self, start: int, stop: int, rank: int, world: int) -> pa.RecordBatch:
         """Return the packs of ``rank`` of ``world`` in the steps ``start:stop``, as ``STEPS_SCHEMA``.
 
         Of a step's P packs, rank r has floor(r P / world) to floor((r + 1) P / world), then empty packs up to
         ceil(P / world), so that all ranks have equally many. Takes time by what is returned, not by ``start``.
-        Raises ``InvalidRequest`` for steps or ranks that are not there.
+        Raises ``InvalidRequest`` for steps or ranks that are not there, ``Damaged`` for a part that is not whole.
         """
         check_slice(self.header, start, stop, rank, world)
         width = self.packs_per_step
         first, last = rank * width // world, (rank + 1) * width // world
         slots = np.arange(first, first + -(-width // world), dtype=np.int64)
-        steps = np.arange(start, stop, dtype=np.int64)
-        rows = steps[:, None] * width + slots
-        rows[:, slots >= last] = -1
         slot = np.where(slots < last, slots, -1).astype(np.int32)
-        packs = self.packs.take(rows.reshape(-1))
-        columns = [pa.array(np.repeat(steps, len(slots))), pa.array(np.tile(slot, len(steps))), *_columns(packs)]
-        return pa.RecordBatch.from_arrays(columns, schema=STEPS_SCHEMA)
+        height = self.header.steps_per_part
+        tables = []
+        for number in range(start // height, -(-stop // height) if stop > start else 0):
+            begin = number * height
+            rows = np.arange(max(start, begin) - begin, min(stop, begin + height) - begin)[:, None] * width + slots
+            rows[:, slots >= last] = -1
+            tables.append(self._part(number).take(rows.reshape(-1)))
+        steps = np.repeat(np.arange(start, stop, dtype=np.int64), len(slots))
+        counts = self.table.tokens[steps], self.table.trained_tokens[steps]
+        return encode_steps(StepTable(steps, np.tile(slot, stop - start), joined(tables), *counts))
+
+    def _open_part(self, number: int) -> PackTable:
+        part, remedy = self.header.parts[number], "build the plan again"
+        try:
+            data = self.store.open(part_path(self.id, number))
+        except NotFound:
+            raise Damaged(f"part {number} of plan {self.id} is gone", remedy) from None
+        if data.size != part.bytes or digest_bytes(data) != part.digest:
+            raise Damaged(f"the bytes of part {number} of plan {self.id} are not those that were written", remedy)
+        return decode_part(pa.ipc.open_file(data).get_batch(0))
 
 
 def check_slice(header: PlanHeader, start: int, stop: int, rank: int, world: int) -> None:
@@ -269,62 +212,61 @@ def check_slice(header: PlanHeader, start: int, stop: int, rank: int, world: int
         raise InvalidRequest(f"rank {rank} is not in a world of {world}", "ask for 0 <= rank < world")
 
 
-def decode_steps(batch: pa.RecordBatch) -> StepTable:
-    """Return the arrays of a ``STEPS_SCHEMA`` batch without a copy; raise ``Damaged`` for another schema."""
-    if not batch.schema.equals(STEPS_SCHEMA):
-        raise Damaged(f"the steps of a plan came as {batch.schema}", "use a client and a service of one version")
-    return StepTable(batch.column("step").to_numpy(), batch.column("slot").to_numpy(), _table(batch))
-
-
-def dump_plan(header: PlanHeader, packs: PackTable) -> pa.Buffer:
-    """Return the plan file. Equal arguments give equal bytes."""
+def dump_header(header: PlanHeader, table: Steps) -> pa.Buffer:
+    """Return the file of the header and the steps. Equal arguments give equal bytes."""
     body = header.to_json()
-    metadata = {METADATA_KEY: canonical_json({**body, "digest": _digest(body, packs)})}
-    batch = pa.RecordBatch.from_arrays(_columns(packs), schema=PLAN_SCHEMA)
+    metadata = {METADATA_KEY: canonical_json({**body, "digest": _digest(body, table)})}
+    schema = _steps_schema(header.spec.ranks)
+    trained = pa.array(table.trained_tokens, mask=table.trained_tokens < 0)
+    cost = pa.FixedSizeListArray.from_arrays(pa.array(table.rank_cost.reshape(-1)), type=schema.field("rank_cost").type)
+    batch = pa.RecordBatch.from_arrays([pa.array(table.tokens), trained, cost], schema=schema)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, PLAN_SCHEMA.with_metadata(metadata)) as writer:
+    with pa.ipc.new_file(sink, schema.with_metadata(metadata)) as writer:
         writer.write_batch(batch)
     return sink.getvalue()
 
 
-def load_plan(data: pa.Buffer, plan_id: str) -> tuple[PlanHeader, PackTable]:
-    """Read a plan file without a copy; raise ``Damaged`` unless it is whole and the plan ``plan_id``."""
+def _steps_schema(ranks: int) -> pa.Schema:
+    costs = pa.list_(pa.field("item", pa.int64(), nullable=False), ranks)
+    return pa.schema(
+        [
+            pa.field("tokens", pa.int64(), nullable=False),
+            pa.field("trained_tokens", pa.int64()),
+            pa.field("rank_cost", costs, nullable=False),
+        ]
+    )
+
+
+def _load_header(data: pa.Buffer, plan_id: str) -> tuple[PlanHeader, Steps]:
     remedy = "build the plan again"
     try:
         reader = pa.ipc.open_file(data)
         body = json.loads(reader.schema.metadata[METADATA_KEY])
         digest = body.pop("digest")
         header = PlanHeader.from_json(body)
-        if not reader.schema.equals(PLAN_SCHEMA):
+        if not reader.schema.equals(_steps_schema(header.spec.ranks)):
             raise ValueError(f"its columns are {reader.schema.names}")
-        packs = _table(reader.get_batch(0))
+        table = _steps(reader.get_batch(0), header)
         # By the request as it is written: an older plan's lacks what requests have gained since.
-        content = _content_id(body["algorithm"], body["spec"])
-        intact = digest == _digest(body, packs) and len(packs) == header.steps * header.packs_per_step
+        content = content_id(body["algorithm"], body["spec"])
+        intact = digest == _digest(body, table) and len(table.tokens) == header.steps
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise Damaged(f"plan {plan_id} cannot be read ({error})", remedy) from error
     if not plan_id == header.id == content:
         raise Damaged(f"the file of plan {plan_id} holds plan {content}", remedy)
     if not intact:
         raise Damaged(f"the bytes of plan {plan_id} are not those that were written", remedy)
-    return header, packs
+    return header, table
 
 
-def _columns(packs: PackTable) -> list[pa.Array]:
-    fields = [pa.array(column) for column in (packs.sample, packs.start, packs.length)]
-    segments = pa.StructArray.from_arrays(fields, fields=list(_SEGMENT))
-    lists = pa.LargeListArray.from_arrays(pa.array(packs.offsets), segments, type=_SEGMENTS)
-    return [lists, pa.array(packs.tokens), pa.array(packs.cost)]
+def _steps(batch: pa.RecordBatch, header: PlanHeader) -> Steps:
+    trained = batch.column("trained_tokens").fill_null(-1).to_numpy()
+    cost = batch.column("rank_cost").flatten().to_numpy().reshape(-1, header.spec.ranks)
+    return Steps(batch.column("tokens").to_numpy(), trained, cost)
 
 
-def _table(batch: pa.RecordBatch) -> PackTable:
-    lists = batch.column("segments")
-    columns = [lists.offsets, *lists.values.flatten(), batch.column("tokens"), batch.column("cost")]
-    return PackTable(*(column.to_numpy() for column in columns))
-
-
-def _digest(body: dict[str, Any], packs: PackTable) -> str:
+def _digest(body: dict[str, Any], table: Steps) -> str:
     state = xxhash.xxh3_128(canonical_json(body))
-    for array in packs.arrays():
-        state.update(array.data)
+    for array in (table.tokens, table.trained_tokens, table.rank_cost):
+        state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()

@@ -1,56 +1,61 @@
-"""Plans and shards through the service, for trainers that do not see the store."""
+"""Plans and shards from elsewhere, for trainers that do not see the store: a service, or an object store."""
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike
-from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.fs
 
 from packhouse.client.arrow_body import DIGEST_HEADER, read_batches
 from packhouse.client.connection import Connection
-from packhouse.client.digest import digest_bytes
-from packhouse.client.errors import Damaged, NotFound, Unavailable
+from packhouse.client.errors import Damaged, NotFound, PackhouseError, Unavailable
 from packhouse.client.plan import METADATA_KEY, STEPS_SCHEMA, PlanHeader
-from packhouse.client.settings import cache_folder
-from packhouse.client.store import LocalStore
-
-T = TypeVar("T")
-
-TRIES = 6
-"""Times that a transfer is tried: about 6 seconds in all, then the last error is raised."""
+from packhouse.client.retry import PATIENCE, retried
+from packhouse.client.shard_cache import CHUNK, Piece, ShardCache
 
 _PATHS = (
     (re.compile(r"shards/../([0-9a-f]{32})\.arrow"), "/v1/shards/{}"),
     (re.compile(r"shards/../([0-9a-f]{32})\.meta\.arrow"), "/v1/shards/{}/meta"),
     (re.compile(r"datasets/([0-9a-f]{32})\.json"), "/v1/datasets/{}/manifest"),
 )
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
 class HttpPlan:
-    """A plan that is read through the service: a ``PlanSource`` that can be pickled and forked."""
+    """A plan that is read through the service: a ``PlanSource`` that can be pickled and forked.
 
-    def __init__(self, connection: Connection, plan_id: str) -> None:
+    ``patience`` is how long, in seconds, the service may be away.
+    """
+
+    def __init__(self, connection: Connection, plan_id: str, patience: float = PATIENCE) -> None:
         self._connection = connection
+        self._patience = patience
         self.id = plan_id
 
     @cached_property
     def header(self) -> PlanHeader:
         """All of the plan but its packs; raise ``NotFound``, or ``Damaged`` unless it is the plan ``id``."""
         query: dict[str, str | int] = {"stop": 0}
-        response = _retried(lambda: self._connection.send("GET", self._path, params=query))
+        what = f"the header of plan {self.id}"
+        response = retried(lambda: self._connection.send("GET", self._path, params=query), what, self._patience)
         with pa.ipc.open_stream(response.content) as reader:
             header = PlanHeader.from_json(json.loads(reader.schema.metadata[METADATA_KEY]))
         if header.id != self.id:
             raise Damaged(f"asked for plan {self.id}, the service sent {header.id}", "build the plan again")
         return header
 
+    def other(self, plan_id: str) -> "HttpPlan":
+        """Return another plan of the same service."""
+        return HttpPlan(self._connection, plan_id, self._patience)
+
     def slice(self, start: int, stop: int, rank: int, world: int) -> pa.RecordBatch:
         """Return the packs of ``rank`` of ``world`` in the steps ``start:stop``, as ``STEPS_SCHEMA``."""
-        batches = _retried(lambda: list(self.batches(start, stop, rank, world)))
+        what = f"steps {start} to {stop} of plan {self.id}"
+        batches = retried(lambda: list(self.batches(start, stop, rank, world)), what, self._patience)
         if not batches:
             return pa.RecordBatch.from_pylist([], schema=STEPS_SCHEMA)
         return pa.concat_batches(batches)
@@ -67,27 +72,74 @@ class HttpPlan:
         return f"/v1/plans/{self.id}/steps"
 
 
-class HttpStore:
-    """The shards and manifests of a service, fetched once into a local folder: a ``ReadStore``.
+class HttpSource:
+    """The shards and manifests that a service hands out, in ranges."""
 
-    What arrives is checked against its digest before it takes its name in the folder, so processes can share one.
-    """
-
-    def __init__(self, connection: Connection, folder: str | PathLike[str] | None = None) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._local = LocalStore(cache_folder() if folder is None else folder)
 
-    def open(self, key: str) -> pa.Buffer:
-        """Return a memory map of the fetched file; raise ``NotFound``, or ``Damaged`` if it never arrives whole."""
-        if self._local.size(key) is None:
-            self._local.write(key, _retried(lambda: self._fetch(key)))
-        return self._local.open(key)
+    @contextmanager
+    def piece(self, key: str, start: int) -> Iterator[Piece]:
+        """Open a file from ``start`` on."""
+        headers = {"range": f"bytes={start}-"} if start else {}
+        try:
+            with self._connection.stream("GET", _path(key), headers=headers) as response:
+                digest = response.headers.get(DIGEST_HEADER)
+                found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+                begin, total = (int(found[1]), int(found[2])) if found else (0, _length(response.headers))
+                if digest is None or begin not in (0, start):
+                    raise Damaged(f"{response.url} did not say what it sent", "use a service of this version")
+                yield Piece(begin, total, digest, response.iter_bytes(CHUNK))
+        except PackhouseError as error:
+            if error.status != 416:
+                raise
+            # All of it is here already, or more than there is: the digest will tell.
+            yield Piece(0, 0, "", iter(()))
 
-    def _fetch(self, key: str) -> bytes:
-        response = self._connection.send("GET", _path(key))
-        if digest_bytes(response.content) != response.headers.get(DIGEST_HEADER):
-            raise Damaged(f"{key} was altered or cut on its way from {response.url}", "try again")
-        return response.content
+
+class HttpStore(ShardCache):
+    """The shards and manifests of a service, fetched once into a local folder: a ``ReadStore``."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        folder: str | PathLike[str] | None = None,
+        budget: int | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        super().__init__(HttpSource(connection), folder, budget, patience)
+
+
+class FileSystemSource:
+    """The files of a store that pyarrow reaches by a URI, ``s3://bucket/store`` or ``gs://…``, in ranges."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+
+    @contextmanager
+    def piece(self, key: str, start: int) -> Iterator[Piece]:
+        """Open a file from ``start`` on; its digest is checked by who reads it, against a manifest."""
+        try:
+            system, root = pyarrow.fs.FileSystem.from_uri(self._uri)
+            with system.open_input_file(f"{root}/{key}") as file:
+                total = file.size()
+                file.seek(min(start, total))
+                yield Piece(min(start, total), total, None, iter(lambda: file.read(CHUNK), b""))
+        except FileNotFoundError:
+            raise NotFound(f"the store {self._uri} has no {key}") from None
+        except OSError as error:
+            raise Unavailable(
+                f"the store {self._uri} cannot be read ({error})", "check its address and keys"
+            ) from error
+
+
+def object_store(uri: str, folder: str | PathLike[str] | None = None, budget: int | None = None) -> ShardCache:
+    """Return the store at a URI of pyarrow's file systems, read through the node's cache ``folder``."""
+    return ShardCache(FileSystemSource(uri), folder, budget)
+
+
+def _length(headers: object) -> int:
+    return int(headers.get("content-length", -1))  # type: ignore[attr-defined]
 
 
 def _path(key: str) -> str:
@@ -95,14 +147,3 @@ def _path(key: str) -> str:
         if match := pattern.fullmatch(key):
             return path.format(match[1])
     raise NotFound(f"the service hands out no {key!r}", "it hands out shards and manifests")
-
-
-def _retried(transfer: Callable[[], T]) -> T:
-    pause = 0.2
-    for _ in range(TRIES - 1):
-        try:
-            return transfer()
-        except (Unavailable, Damaged):
-            time.sleep(pause)
-            pause *= 2
-    return transfer()

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from packhouse.client.errors import InvalidRequest
 from packhouse.client.wire import DEFAULT_URL
 
 
@@ -16,6 +17,14 @@ def cache_folder() -> Path:
     given = os.environ.get("PACKHOUSE_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(given).expanduser() if given else Path(home).expanduser() / "packhouse"
+
+
+def cache_budget() -> int:
+    """Return how many bytes of fetched shards are kept: PACKHOUSE_CACHE_BYTES, or 100 GB."""
+    given = os.environ.get("PACKHOUSE_CACHE_BYTES") or "100000000000"
+    if not given.isascii() or not given.isdigit():
+        raise InvalidRequest(f"PACKHOUSE_CACHE_BYTES is {given!r}", "set it to a number of bytes")
+    return int(given)
 
 
 def debugging() -> bool:

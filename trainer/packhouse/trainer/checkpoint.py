@@ -9,7 +9,9 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -107,7 +109,8 @@ class Checkpoints:
         live = _state(model, optimizer)
         # Read into copies on the CPU, then moved: the reader knows nothing of devices.
         state = _detached(live)
-        load(_placed(state), checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
+        with _alone_is_fine():
+            load(_placed(state), checkpoint_id=path, process_group=self._group)
         with torch.no_grad():
             for name, (tensor, _) in live.items():
                 tensor.copy_(state[name][0])
@@ -126,7 +129,8 @@ class Checkpoints:
         final = self.folder / name_of(step)
         unfinished = final.with_name(final.name + UNFINISHED)
         writer = FileSystemWriter(unfinished, sync_files=True)
-        save(_placed(state), storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+        with _alone_is_fine():
+            save(_placed(state), storage_writer=writer, process_group=self._group)
         if self._rank == 0:
             _write_synced(unfinished / ABOUT, json.dumps(about))
             os.replace(unfinished, final)
@@ -189,6 +193,14 @@ def _slice(tensor: Tensor, placement: Placement) -> Tensor:
     shape[cut] *= group.size
     whole = torch.empty(shape, device="meta")
     return DTensor.from_local(tensor, mesh, [Shard(cut)], run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+@contextmanager
+def _alone_is_fine() -> Iterator[None]:
+    """Without torch's warning that a single process is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 def _write_synced(path: Path, text: str) -> None:

@@ -5,18 +5,17 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
-import ray
-from ray import exceptions
-
 from packhouse.client.errors import PackhouseError, Unavailable
 
 Task = Any
 """A running call, as Ray refers to it."""
 
-_ENVIRONMENT = {
+# Ray reads its own environment when it is imported, so that is done at the start, and these are set before.
+_RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# By this name Ray keeps a node to itself, on any system: its ports listen on loopback only.
+_RAY_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+_WORKER_ENVIRONMENT = {
     # A task has one CPU; libraries that would take them all are told so.
     "RAYON_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -39,22 +38,26 @@ class Executor:
         self._num_cpus = num_cpus
         self._address = address
         self._remote: dict[Callable[..., Any], Any] = {}
+        self._ray: Any = None
 
     def start(self) -> None:
         """Start or join Ray; raise ``Unavailable`` when it cannot be had."""
+        os.environ.update(_RAY_ENVIRONMENT | ({} if self._address else _RAY_LOCAL))
+        import ray
+
+        self._ray = ray
         local: dict[str, Any] = {
             "num_cpus": self._num_cpus or len(os.sched_getaffinity(0)),
             "num_gpus": 0,
             "include_dashboard": False,
             "object_store_memory": 100 << 20,  # results are receipts
-            "_node_ip_address": "127.0.0.1",
         }
         try:
             ray.init(
                 address=self._address or "local",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                runtime_env={"env_vars": _ENVIRONMENT},
+                runtime_env={"env_vars": _WORKER_ENVIRONMENT},
                 **({} if self._address else local),
             )
         except Exception as error:  # Ray raises whatever its parts raise
@@ -63,34 +66,36 @@ class Executor:
 
     def shutdown(self) -> None:
         """Leave Ray; a local one ends with all its processes."""
-        ray.shutdown()
+        if self._ray is not None:
+            self._ray.shutdown()
 
     def healthy(self) -> bool:
         """Whether Ray answers."""
         try:
-            return bool(ray.is_initialized() and _cpus())
+            return bool(self._ray is not None and self._ray.is_initialized() and self._count_cpus())
         except Exception:  # a lost head shows in many ways
             return False
 
     @property
     def cpus(self) -> int:
         """CPUs of all nodes, at least 1."""
-        return max(_cpus(), 1)
+        return max(self._count_cpus(), 1)
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Task:
         """Start ``function`` on a worker with one CPU. Ray never retries it: whoever waits decides."""
         if function not in self._remote:
-            self._remote[function] = ray.remote(num_cpus=1, max_retries=0)(function)
+            self._remote[function] = self._ray.remote(num_cpus=1, max_retries=0)(function)
         return self._remote[function].remote(*args, **kwargs)
 
     def wait(self, tasks: Sequence[Task], timeout: float) -> list[Task]:
         """Return the tasks that have ended, after at most ``timeout`` seconds."""
-        return list(ray.wait(list(tasks), num_returns=1, timeout=timeout)[0]) if tasks else []
+        return list(self._ray.wait(list(tasks), num_returns=1, timeout=timeout)[0]) if tasks else []
 
     def result(self, task: Task) -> Any:
         """Return what an ended task returned, or raise what it raised; ``WorkerDied`` if its process is gone."""
+        exceptions = self._ray.exceptions
         try:
-            return ray.get(task)
+            return self._ray.get(task)
         except exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, PackhouseError):
@@ -104,9 +109,7 @@ class Executor:
     def cancel(self, tasks: Sequence[Task]) -> None:
         """Interrupt tasks: queued ones never start, running ones end at their next Python instruction."""
         for task in tasks:
-            ray.cancel(task)
+            self._ray.cancel(task)
 
-
-def _cpus() -> int:
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return int(resources.get("CPU", 0))
+    def _count_cpus(self) -> int:
+        return int(self._ray.cluster_resources().get("CPU", 0))

@@ -107,6 +107,7 @@ class _Run:
         self.fast = not audit_failed(self.recipe, index)
         self.deaths = 0
         """Workers that died."""
+        self._phase = "scanning"
         self._told = 0.0
 
     def run(self) -> Outcome:
@@ -125,9 +126,11 @@ class _Run:
             self.executor.cancel(list(self.running))
             if self.deaths:
                 self.store_sweep()
+            self._tell(self._phase, force=True)
 
     def _tell(self, phase: str, *, force: bool = False) -> None:
         now = time.monotonic()
+        self._phase = phase
         if force or now - self._told >= TICK_SECONDS:
             self._told = now
             self.on_progress(self.tally.progress(phase))
@@ -298,7 +301,7 @@ class _Run:
         except OSError as error:
             remedy = "free or repair it and submit the job again: finished shards are kept"
             raise Unavailable(f"the store cannot be written ({error.strerror})", remedy) from None
-        self._tell("done", force=True)
+        self._phase = "done"
         return Outcome(manifest.id, self._places(blocks))
 
     def _places(self, blocks: list[Block]) -> list[dict[str, Any]]:

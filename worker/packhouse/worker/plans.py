@@ -1,20 +1,29 @@
-"""Plans: from the datasets' manifests and per-sample numbers to the stored plan and its report; no token is read."""
+"""Plans: from the datasets' manifests and per-sample numbers to the stored plan and its report; no token is read.
 
-from functools import partial
+What is held at once is some numbers a sample: its length, its place in the packs, its shard. The packs are measured and
+written part by part; the header comes last.
+"""
+
+from itertools import accumulate
 
 import numpy as np
 
 from packhouse.client.errors import Damaged, InvalidRequest, NotFound
-from packhouse.client.format import Manifest, read_manifest, read_meta
-from packhouse.client.plan import PackTable, PlanDataset, PlanFile, PlanHeader, dump_plan, plan_id, plan_path
+from packhouse.client.format import Manifest
+from packhouse.client.plan import PlanFile, PlanHeader, dump_header, plan_id, plan_path
 from packhouse.client.store import ReadStore, Store
-from packhouse.client.wire import Plan, PlanReport, PlanSpec
-from packhouse.worker.packing.best_fit import best_fit
-from packhouse.worker.packing.internevo import internevo
-from packhouse.worker.packing.overlong import Fitted, fit
-from packhouse.worker.packing.report import measured
+from packhouse.client.wire import Balance, DatasetShare, Plan, PlanSpec
+from packhouse.worker.packing import balance
+from packhouse.worker.packing.arrange import arrange, in_steps
+from packhouse.worker.packing.measure import Measures
+from packhouse.worker.packing.mixture import draws
+from packhouse.worker.packing.overlong import fit, piece_counts
+from packhouse.worker.packing.preset import preset, read_preset
 from packhouse.worker.packing.segments import Int32, Packing, costs, joined
-from packhouse.worker.packing.shuffle import PACKS, SAMPLES, shuffled
+from packhouse.worker.plan_check import check_spec
+from packhouse.worker.plan_inputs import described, known_samples, read_lengths, read_manifests
+from packhouse.worker.plan_report import asked, length_histogram, report
+from packhouse.worker.plan_write import steps_per_part, write_parts
 
 
 def build_plan(store: Store, spec: PlanSpec, *, write: bool = True) -> Plan:
@@ -23,129 +32,98 @@ def build_plan(store: Store, spec: PlanSpec, *, write: bool = True) -> Plan:
     With ``write`` false nothing is stored. Raises ``NotFound`` for an unknown dataset, ``Damaged`` for an altered file
     and ``InvalidRequest`` for what cannot be packed as asked.
     """
-    _check(spec)
-    datasets = _datasets(store, spec)
-    stored = _stored(store, spec, datasets)
+    check_spec(spec)
+    manifests = read_manifests(store, spec)
+    stored = _stored(store, spec, manifests)
     if stored is not None:
         return Plan(id=stored.id, spec=spec, report=stored.report, stored=True)
-    header, packs = _plan(store, spec, datasets)
+    lengths = read_lengths(store, manifests)
+    bounds = [0, *accumulate(manifest.rows for manifest in manifests)]
+    histogram = length_histogram(lengths)
+    if spec.strategy == "preset":
+        packing, counts = _preset(store, spec, lengths, bounds)
+    else:
+        packed = _fitted(lengths, spec)
+        drawn = draws(spec, packed, bounds)
+        counts = asked(lengths, drawn, spec)
+        lengths = packed  # from here on, as the overlong policy leaves them
+        packing = arrange(lengths, drawn, spec)
+    measures = Measures(spec, known_samples(store, manifests, lengths))
+    parts = write_parts(store if write else None, plan_id(spec), packing, lengths, measures)
+    told = report(spec, counts, measures, _compared(spec, lengths, measures), _shares(manifests, measures), histogram)
+    header = PlanHeader(
+        id=plan_id(spec),
+        spec=spec,
+        packs_per_step=spec.ranks * spec.micro_batches,
+        steps=told.steps,
+        datasets=described(manifests),
+        report=told,
+        steps_per_part=steps_per_part(packing, spec),
+        parts=parts,
+    )
     if write:
-        store.write(plan_path(header.id), dump_plan(header, packs))
-    return Plan(id=header.id, spec=spec, report=header.report, stored=write)
+        store.write(plan_path(header.id), dump_header(header, measures.table()))
+    return Plan(id=header.id, spec=spec, report=told, stored=write)
 
 
-def _check(spec: PlanSpec) -> None:
-    """Refuse what no data can satisfy."""
-    if spec.seq_len is not None and spec.strategy != "internevo":
-        raise InvalidRequest(
-            f"seq_len {spec.seq_len} has no meaning for strategy {spec.strategy}", "leave it out, or use internevo"
-        )
-    if spec.seq_len is not None and spec.seq_len > spec.pack_length:
-        raise InvalidRequest(
-            f"seq_len {spec.seq_len} is longer than pack_length {spec.pack_length}",
-            "lower it, or raise pack_length",
-        )
-    step = (spec.cost.token + spec.cost.square * spec.pack_length) * spec.pack_length * spec.micro_batches * spec.ranks
-    if step >= 2**63:
-        raise InvalidRequest(
-            f"a step may cost {step:,}, which is over 2**63", "make cost.token and cost.square smaller"
-        )
-
-
-def _datasets(store: ReadStore, spec: PlanSpec) -> list[Manifest]:
-    """Return the manifests; raise ``InvalidRequest`` unless they are of one tokenizer."""
-    manifests = []
-    for dataset in spec.datasets:
-        try:
-            manifests.append(read_manifest(store, dataset))
-        except NotFound:
-            raise NotFound(f"there is no dataset {dataset}", "use the id that a finished caching job tells") from None
-    first = manifests[0]
-    for manifest in manifests[1:]:
-        ours, theirs = first.recipe.get("tokenizer"), manifest.recipe.get("tokenizer")
-        if ours != theirs:
-            raise InvalidRequest(
-                f"dataset {first.id} has the tokenizer {ours} and dataset {manifest.id} has {theirs}",
-                "plan them apart, or cache one of them again with the other's tokenizer",
-            )
-    return manifests
-
-
-def _stored(store: ReadStore, spec: PlanSpec, datasets: list[Manifest]) -> PlanFile | None:
+def _stored(store: ReadStore, spec: PlanSpec, manifests: list[Manifest]) -> PlanFile | None:
     """Return the stored plan if it is whole and its shards are those the datasets now have."""
     try:
         plan = PlanFile.open(store, plan_id(spec))
+        # A shard that was built again by another library version holds the same tokens in other bytes.
+        if plan.header.datasets != described(manifests):
+            return None
+        plan.check()
     except (NotFound, Damaged):
         return None
-    # A shard that was built again by another library version holds the same tokens in other bytes.
-    return plan if plan.header.datasets == _described(datasets) else None
+    return plan
 
 
-def _described(datasets: list[Manifest]) -> tuple[PlanDataset, ...]:
-    return tuple(
-        PlanDataset(manifest.id, manifest.recipe_digest, manifest.vocab_size, manifest.shards) for manifest in datasets
-    )
-
-
-def _plan(store: ReadStore, spec: PlanSpec, datasets: list[Manifest]) -> tuple[PlanHeader, PackTable]:
-    receipts = [receipt for manifest in datasets for receipt in manifest.shards]
-    columns = [read_meta(store, receipt).column("num_tokens").to_numpy() for receipt in receipts]
-    lengths = np.concatenate([np.zeros(0, np.int32), *columns])
+def _fitted(lengths: Int32, spec: PlanSpec) -> Int32:
     fitted = fit(lengths, spec)
-    tokens = int(fitted.lengths.sum(dtype=np.int64))
-    if not tokens:
+    if not fitted.any():
         raise InvalidRequest(
             f"none of the {len(lengths):,} samples has tokens to pack", 'add a dataset, or set overlong to "split"'
         )
-    packing = joined([_pack(fitted.lengths, spec, epoch) for epoch in range(spec.epochs)])
-    split = int(np.count_nonzero((packing.start == 0) & (packing.length < fitted.lengths[packing.sample])))
-    table = _whole_steps(packing, spec)
-    shard_of = np.repeat(np.arange(len(receipts), dtype=np.int32), [receipt.rows for receipt in receipts])
-    report = _report(fitted, spec, table, shard_of, split)
-    per_step = spec.ranks * spec.micro_batches
-    return PlanHeader(plan_id(spec), spec, per_step, report.steps, _described(datasets), report), table
+    return fitted
 
 
-def _pack(lengths: Int32, spec: PlanSpec, epoch: int) -> Packing:
-    """Return the packs of one epoch; their segments name samples by their place in ``lengths``."""
-    order = shuffled(len(lengths), spec.seed, epoch, SAMPLES)
-    if spec.strategy == "internevo":
-        packing = internevo(lengths[order], spec.pack_length, spec.seq_len or spec.pack_length)
-    else:
-        # Without a shuffle of the packs, steps would run from long samples to short ones.
-        shuffle = partial(shuffled, seed=spec.seed, epoch=epoch, purpose=PACKS)
-        packing = best_fit(lengths[order], spec.pack_length, shuffle)
-    return Packing(packing.offsets, order[packing.sample], packing.start, packing.length)
+def _preset(store: ReadStore, spec: PlanSpec, lengths: Int32, bounds: list[int]) -> tuple[Packing, dict[str, int]]:
+    """Return the packs of a stored preset in whole steps, and what they ask for."""
+    assert spec.preset is not None
+    packs = preset(*read_preset(store, spec.preset), lengths, bounds)
+    tokens, _ = costs(packs, lengths, 1, 0)
+    longest = int(tokens.max(initial=0))
+    if not longest or longest > spec.pack_length:
+        raise InvalidRequest(
+            f"the preset's longest pack has {longest:,} tokens, for pack_length {spec.pack_length}",
+            "raise pack_length to its longest pack, or bring packs",
+        )
+    packing = joined([packs] * spec.epochs, lengths)
+    names = ("zero_length", "truncated_samples", "truncated_tokens", "dropped_samples")
+    counts = {"samples": len(packing.sample), "tokens": int(tokens.sum(dtype=np.int64)) * spec.epochs}
+    return in_steps(packing, lengths, spec), dict.fromkeys(names, 0) | counts
 
 
-def _whole_steps(packing: Packing, spec: PlanSpec) -> PackTable:
-    """Apply the tail policy, then measure the packs."""
-    per_step = spec.ranks * spec.micro_batches
-    over = packing.packs % per_step
-    if over and spec.tail == "drop":
-        packing = packing.head(packing.packs - over)
-        if not packing.packs:
-            raise InvalidRequest(
-                f"{over} packs do not fill a step of {spec.ranks} ranks x {spec.micro_batches} micro-batches",
-                'ask for fewer, or set tail to "pad"',
-            )
-    elif over:
-        packing = packing.padded(packing.packs - over + per_step)
-    tokens, cost = costs(packing.offsets, packing.length, spec.cost.token, spec.cost.square)
-    return PackTable(packing.offsets, packing.sample, packing.start, packing.length, tokens, cost)
+def _compared(spec: PlanSpec, lengths: Int32, measures: Measures) -> dict[str, Balance]:
+    """Return how even the ranks would be in other orders, and under balanced also with packs of best_fit."""
+    if spec.ranks == 1:
+        return {}
+    own = np.concatenate(measures.pack_cost)
+    if spec.strategy != "balanced":
+        return balance.orders(own[own > 0], spec, spec.strategy)
+    fits = balance.best_fit_costs(piece_counts(lengths, spec.pack_length), spec)
+    whole = measures.whole_packs
+    ours = {"balanced": balance.balance(own[:whole], spec.ranks, spec.micro_batches)} if whole else {}
+    return ours | balance.orders(fits, spec, "best_fit")
 
 
-def _report(fitted: Fitted, spec: PlanSpec, table: PackTable, shard_of: Int32, split: int) -> PlanReport:
-    epochs = spec.epochs
-    figures = measured(table, spec, shard_of)
-    packed = int(fitted.lengths.sum(dtype=np.int64)) * epochs
-    return PlanReport(
-        samples=len(fitted.lengths) * epochs,
-        zero_length=fitted.zero_length * epochs,
-        truncated_samples=fitted.truncated_samples * epochs,
-        truncated_tokens=fitted.truncated_tokens * epochs,
-        split_samples=split,
-        dropped_samples=fitted.dropped_samples * epochs,
-        dropped_tokens=fitted.dropped_tokens * epochs + packed - figures["tokens"],
-        **figures,
-    )
+def _shares(manifests: list[Manifest], measures: Measures) -> list[DatasetShare]:
+    tokens = int(measures.by_shard[:, 0].sum())
+    shares, first = [], 0
+    for manifest in manifests:
+        size, drawn = measures.by_shard[first : first + len(manifest.shards)].sum(axis=0).tolist()
+        first += len(manifest.shards)
+        epochs = drawn / max(manifest.rows, 1)
+        shares.append(DatasetShare(id=manifest.id, samples=drawn, tokens=size, share=size / tokens, epochs=epochs))
+    return shares

@@ -111,7 +111,10 @@ class Chat:
         """Yield every string that came from the record and could show in the rendered text."""
         for message in self.messages:
             for value in message.values():
-                yield from _strings(value)
+                if isinstance(value, str):
+                    yield value
+                else:
+                    yield from _strings(value)
         if self.tools:
             yield from _strings(self.tools)
 

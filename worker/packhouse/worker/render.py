@@ -80,6 +80,7 @@ class ChatTemplate:
                     self.fast = None
                     self.reason = f"minijinja and Jinja differ on the probe {name!r}"
                     return
+        self.fast.trust()
 
     def render(self, chat: Chat, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """Render by the best proven renderer; raise ``TemplateError``."""

@@ -33,6 +33,9 @@ _GENERATION = re.compile(
 )
 
 
+_CHANGES = re.compile("append|clear|extend|insert|pop|remove|reverse|sort|setdefault|update|attr")
+
+
 class TemplateError(Exception):
     """A template that cannot render a chat, with the renderer's reason."""
 
@@ -56,6 +59,8 @@ class FastRenderer:
     def __init__(self, source: str, variables: dict[str, Any]) -> None:
         self._variables = variables
         self._marked = has_generation(source)
+        self._changes = _CHANGES.search(source) is not None
+        self._frozen = True
         self._environment = minijinja.Environment(
             templates={"chat": _mark_generation(source)},
             pycompat=True,
@@ -71,8 +76,8 @@ class FastRenderer:
         try:
             text = self._environment.render_template(
                 "chat",
-                messages=_frozen(chat.messages),
-                tools=_frozen(chat.tools),
+                messages=_frozen(chat.messages) if self._frozen else chat.messages,
+                tools=_frozen(chat.tools) if self._frozen else chat.tools,
                 documents=None,
                 add_generation_prompt=prompt,
                 **self._variables,
@@ -82,6 +87,10 @@ class FastRenderer:
         except Exception as error:  # what Python objects raise when a template uses them
             raise TemplateError(_first_line(error), type(error).__name__) from None
         return _take_marks(text) if self._marked else (text, [])
+
+    def trust(self) -> None:
+        """Render without a frozen copy, which costs as much again, if the template names no method that changes."""
+        self._frozen = self._changes
 
 
 class SlowRenderer:

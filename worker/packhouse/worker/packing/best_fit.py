@@ -1,8 +1,8 @@
 """Strategy best_fit: best-fit decreasing on the histogram of lengths, so that its time hardly grows with the samples.
 
-Best-fit decreasing takes pieces from the longest down and puts each into the pack with the least room that holds it.
-Pieces of one length are alike, and so are packs with the same room; so whole groups are placed at once. A **group** is
-a number of packs that are alike: each is a pack of its parent group with some more pieces of one length. What the
+Best-fit decreasing takes samples from the longest down and puts each into the pack with the least room that holds it.
+Samples of one length are alike, and so are packs with the same room; so whole groups are placed at once. A **group**
+is a number of packs that are alike: each is a pack of its parent group with some more samples of one length. What the
 groups' packs hold is then dealt out from pools, one for each length, in the order the samples were given: shuffled
 samples give pools that are shuffled.
 """
@@ -13,53 +13,66 @@ import numpy as np
 import numpy.typing as npt
 
 from packhouse.worker.packing.compiled import compiled
-from packhouse.worker.packing.segments import Int32, Int64, Packing
+from packhouse.worker.packing.segments import Ids, Int32, Int64, Packing
 
-PARENT, LENGTH, COPIES, PACKS, BELOW = range(5)
-"""A group's columns: its parent or -1; the length of its own pieces and their number in each pack; how many packs are
-still in it, not in a child; the group below it on the stack of those with the same room, or -1."""
+PARENT, LENGTH, COPIES, PACKS, BELOW, SEGMENTS = range(6)
+"""A group's columns: its parent or -1; the length of its own samples and their number in each pack; how many packs are
+still in it, not in a child; the group below it on the stack of those with the same room, or -1; segments of a pack."""
 
 
-def best_fit(lengths: Int32 | Int64, pack_length: int, shuffle: Callable[[int], Int64] | None = None) -> Packing:
-    """Return the packs of samples of ``lengths`` tokens (int32 or int64) in the order given.
+def best_fit(
+    lengths: Int32,
+    order: Ids,
+    pack_length: int,
+    max_segments: int | None = None,
+    shuffle: Callable[[int], Ids] | None = None,
+) -> Packing:
+    """Return the packs of the samples ``order``, none longer than ``pack_length``. Empty samples are left out.
 
-    As many packs as best-fit decreasing needs. A sample over ``pack_length`` is split into full packs and a piece for
-    the rest. Empty samples get no segment. ``shuffle`` gives the order of so many packs; without it they come by their
-    shortest piece, from the longest down.
+    As many packs as best-fit decreasing needs; a pack of ``max_segments`` is taken for full. ``shuffle`` gives the
+    order of so many packs; without it they come by their shortest sample, from the longest down.
     """
-    counts = _histogram(lengths, pack_length)
-    groups = _place(counts, pack_length)
-    sizes = np.repeat(_segments(groups), groups[:, PACKS])
-    order = np.arange(len(sizes)) if shuffle is None else shuffle(len(sizes))
+    counts = histogram(lengths, order, pack_length)
+    groups = place(counts, pack_length, max_segments)
+    sizes = np.repeat(groups[:, SEGMENTS], groups[:, PACKS])
+    rows = np.arange(len(sizes)) if shuffle is None else shuffle(len(sizes))
     offsets = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes[order], out=offsets[1:])
+    np.cumsum(sizes[rows], out=offsets[1:])
     to = np.empty(len(sizes), np.int64)
-    to[order] = offsets[:-1]
+    to[rows] = offsets[:-1]
     pools = np.cumsum(counts) - counts
-    samples, starts = _pool(lengths, pack_length, pools.copy(), int(counts.sum()))
-    return Packing(offsets, *_deal(groups, pools, samples, starts, to))
+    samples = _pool(lengths, order, pools.copy(), int(counts.sum()))
+    return Packing(offsets, _deal(groups, pools, samples, to))
+
+
+def place(counts: Int64, pack_length: int, max_segments: int | None = None) -> Int64:
+    """Return the groups that best-fit decreasing makes of the histogram ``counts`` (pack_length + 1,): (groups, 6)."""
+    return _place(counts, pack_length, max_segments or pack_length)
+
+
+def histogram(lengths: Int32, order: Ids, pack_length: int) -> Int64:
+    """Count the samples ``order``, each there once, by length from 0 to ``pack_length``; none counts as of length 0."""
+    # Where all samples are meant, their order does not matter, and reading them as they lie is ten times faster.
+    return _counted(lengths if len(order) == len(lengths) else lengths[order], pack_length)
 
 
 @compiled
-def _histogram(lengths: Int32 | Int64, pack_length: int) -> Int64:
-    """Count the pieces of each length from 0 to ``pack_length``; nothing is of length 0."""
+def _counted(lengths: Int32, pack_length: int) -> Int64:
     counts = np.zeros(pack_length + 1, np.int64)
     for length in lengths:
-        counts[pack_length] += length // pack_length
-        counts[length % pack_length] += 1
+        counts[length] += 1
     counts[0] = 0
     return counts
 
 
 @compiled
-def _place(counts: Int64, pack_length: int) -> Int64:
-    """Return the groups that best-fit decreasing makes of the histogram, (groups, 5)."""
+def _place(counts: Int64, pack_length: int, most: int) -> Int64:
     leaves = 1
     while leaves <= pack_length:
         leaves *= 2
     open_rooms = np.zeros(2 * leaves, np.bool_)
     top = np.full(pack_length + 1, -1, np.int64)
-    groups = np.empty((1024, 5), np.int64)
+    groups = np.empty((1024, 6), np.int64)
     made = 0
     for length in range(pack_length, 0, -1):
         left = counts[length]
@@ -67,7 +80,8 @@ def _place(counts: Int64, pack_length: int) -> Int64:
             room = _tightest(open_rooms, leaves, length)
             parent = top[room] if room >= 0 else -1
             space = room if room >= 0 else pack_length
-            copies = min(space // length, left)
+            held = groups[parent, SEGMENTS] if parent >= 0 else 0
+            copies = min(space // length, left, most - held)
             packs = left // copies
             if parent >= 0:
                 packs = min(packs, groups[parent, PACKS])
@@ -77,12 +91,13 @@ def _place(counts: Int64, pack_length: int) -> Int64:
                     if top[room] < 0:
                         _close(open_rooms, leaves + room)
             if made == len(groups):
-                wider = np.empty((2 * made, 5), np.int64)
+                wider = np.empty((2 * made, 6), np.int64)
                 wider[:made] = groups
                 groups = wider
-            rest = space - copies * length
+            # Where no segment can be added, there is no room.
+            rest = space - copies * length if held + copies < most else 0
             groups[made, PARENT], groups[made, LENGTH], groups[made, COPIES] = parent, length, copies
-            groups[made, PACKS], groups[made, BELOW] = packs, top[rest]
+            groups[made, PACKS], groups[made, BELOW], groups[made, SEGMENTS] = packs, top[rest], held + copies
             top[rest] = made
             _open(open_rooms, leaves + rest)
             made += 1
@@ -124,42 +139,31 @@ def _close(tree: npt.NDArray[np.bool_], node: int) -> None:
 
 
 @compiled
-def _segments(groups: Int64) -> Int64:
-    """Return the number of segments in a pack of each group."""
-    segments = groups[:, COPIES].copy()
-    for group in range(len(groups)):
-        if groups[group, PARENT] >= 0:
-            segments[group] += segments[groups[group, PARENT]]
-    return segments
+def _pool(lengths: Int32, order: Ids, at: Int64, kept: int) -> Ids:
+    """Return the samples that have tokens by length and then as given; ``at`` is where each length begins."""
+    samples = np.empty(kept, order.dtype)
+    for sample in order:
+        length = lengths[sample]
+        if length > 0:
+            samples[at[length]] = sample
+            at[length] += 1
+    return samples
 
 
 @compiled
-def _pool(lengths: Int32 | Int64, pack_length: int, at: Int64, pieces: int) -> tuple[Int64, Int32]:
-    """Return the samples and starts of all pieces, by length and then as given; ``at`` is where each length begins."""
-    samples, starts = np.empty(pieces, np.int64), np.empty(pieces, np.int32)
-    for i in range(len(lengths)):
-        for start in range(0, lengths[i], pack_length):
-            piece = min(lengths[i] - start, pack_length)
-            samples[at[piece]], starts[at[piece]] = i, start
-            at[piece] += 1
-    return samples, starts
-
-
-@compiled
-def _deal(groups: Int64, at: Int64, samples: Int64, starts: Int32, to: Int64) -> tuple[Int64, Int32, Int32]:
+def _deal(groups: Int64, at: Int64, samples: Ids, to: Int64) -> Ids:
     """Fill the packs of the groups from the pools; ``to`` is where the segments of each pack begin."""
-    sample, start, length = np.empty_like(samples), np.empty_like(starts), np.empty_like(starts)
+    dealt = np.empty_like(samples)
     pack = 0
     for leaf in range(len(groups)):
         for _ in range(groups[leaf, PACKS]):
             segment, group = to[pack], leaf
             while group >= 0:
-                piece = groups[group, LENGTH]
+                length = groups[group, LENGTH]
                 for _ in range(groups[group, COPIES]):
-                    source = at[piece]
-                    at[piece] += 1
-                    sample[segment], start[segment], length[segment] = samples[source], starts[source], piece
+                    dealt[segment] = samples[at[length]]
+                    at[length] += 1
                     segment += 1
                 group = groups[group, PARENT]
             pack += 1
-    return sample, start, length
+    return dealt

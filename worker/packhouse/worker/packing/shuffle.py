@@ -1,30 +1,34 @@
 """Shuffles as sorts on a keyed 64-bit mix of each item's number: no library's random stream can change them."""
 
 import numpy as np
-import numpy.typing as npt
 
 from packhouse.worker.packing.compiled import compiled
+from packhouse.worker.packing.segments import Ids, narrow
 
-SAMPLES = 1
-PACKS = 2
+SAMPLES, PACKS, STRATA, MICRO_BATCHES, GROUPS = range(1, 6)
 """Purposes: shuffles of one epoch that must not resemble each other."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
+_BUCKET = 16
+"""Items of a bucket, about: few enough that insertion sorts it at once."""
 
 
-def shuffled(count: int, seed: int | None, epoch: int, purpose: int) -> npt.NDArray[np.int64]:
-    """Return the numbers below ``count`` in the order of (seed, epoch, purpose), int64; in their own for seed None.
+def shuffled(count: int, seed: int | None, *key: int) -> Ids:
+    """Return the numbers below ``count`` in the order of (seed, key); in their own for seed None.
 
+    ``key`` says what is shuffled: epoch, purpose, and what else tells shuffles apart. int32 where that holds them.
     An item's key is the SplitMix64 output (Steele, Lea and Flood, OOPSLA 2014) at its number in the stream of the
-    three. That output is a bijection of the number, so keys never tie and any sort gives the one order.
+    words. That output is a bijection of the number, so keys never tie and any sort gives the one order.
     """
-    if seed is None:
-        return np.arange(count)
-    state = 0
-    for word in (seed, epoch, purpose):
-        state = mix((state + word) & _WORD)
-    return np.argsort(_keys(count, np.uint64(state))).astype(np.int64, copy=False)
+    order = np.arange(count, dtype=narrow(count))
+    if seed is not None:
+        state = 0
+        for word in (seed, *key):
+            state = mix((state + word) & _WORD)
+        bits = min(max((count // _BUCKET).bit_length(), 1), 22)
+        _sort(order, np.uint64(state), bits)
+    return order
 
 
 def mix(word: int) -> int:
@@ -36,11 +40,33 @@ def mix(word: int) -> int:
 
 
 @compiled
-def _keys(count: int, state: np.uint64) -> npt.NDArray[np.uint64]:
-    keys = np.empty(count, np.uint64)
-    for i in range(count):
-        word = state + np.uint64(i + 1) * np.uint64(_GOLDEN)
-        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        keys[i] = word ^ (word >> np.uint64(31))
-    return keys
+def _key(item: int, state: np.uint64) -> np.uint64:
+    word = state + np.uint64(item + 1) * np.uint64(_GOLDEN)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.uint64(word ^ (word >> np.uint64(31)))
+
+
+@compiled
+def _sort(order: Ids, state: np.uint64, bits: int) -> None:
+    """Sort the items 0, 1, … by key in place: into buckets by the top ``bits``, then by insertion in each."""
+    at = np.zeros((1 << bits) + 1, np.int64)
+    shift = np.uint64(64 - bits)
+    for item in range(len(order)):
+        at[np.int64(_key(item, state) >> shift) + 1] += 1
+    for bucket in range(1 << bits):
+        at[bucket + 1] += at[bucket]
+    for item in range(len(order)):
+        place = np.int64(_key(item, state) >> shift)
+        order[at[place]] = item
+        at[place] += 1
+    first = 0
+    for bucket in range(1 << bits):
+        for i in range(first + 1, at[bucket]):
+            moved, j = order[i], i
+            key = _key(moved, state)
+            while j > first and _key(order[j - 1], state) > key:
+                order[j] = order[j - 1]
+                j -= 1
+            order[j] = moved
+        first = at[bucket]

@@ -1,0 +1,121 @@
+"""The kernel compiled by numba: every token is read once and written once, and Python sees no segment."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
+
+from packhouse.client.kernel import Flat, Segments
+from packhouse.client.shards import OpenShards
+
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
+
+def fill(segments: Segments, shards: OpenShards, length: int, sample_end: int, pad_id: int, out: Flat) -> int:
+    """Write the packs; see ``kernel.Fill``."""
+    given = segments.offsets, segments.shard, segments.row, segments.start, segments.length
+    arrays = out.input_ids, out.labels, out.positions, out.cu_seqlens, out.longest
+    return int(_fill(*given, shards.table, length, sample_end, pad_id, *arrays))
+
+
+def _compiled(kernel: Kernel) -> Kernel:
+    # numba refuses to cache where neither the package's folder nor the user's own is writable.
+    try:
+        return numba.njit(cache=True)(kernel)  # type: ignore[no-any-return]
+    except RuntimeError:
+        return numba.njit(kernel)  # type: ignore[no-any-return]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(context: Any, address: Any) -> Any:
+    """Turn an address into a pointer: a table of addresses is the one way to hand numba any number of arrays."""
+
+    def generate(generator: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], generator.get_value_type(signature.return_type))
+
+    return types.voidptr(address), generate
+
+
+@_compiled
+def _copy(source: Any, mask: Any, masked: bool, n: int, follows: bool, ids: Any, labels: Any, positions: Any) -> None:
+    """Copy one segment of ``n`` tokens from the start of ``source``; bit ``k`` of ``mask`` belongs to its token k."""
+    for j in range(n):
+        ids[j] = source[j]
+        positions[j] = j
+    last = n if follows else n - 1
+    if masked:
+        for j in range(last):
+            labels[j] = np.int64(source[j + 1]) if mask[j + 1] else -100
+    else:
+        for j in range(last):
+            labels[j] = source[j + 1]
+    if not follows:
+        labels[n - 1] = -100
+
+
+@_compiled
+def _unpack(bits: Any, start: int, n: int, out: Any) -> None:
+    for j in range(n):
+        at = start + j
+        out[j] = (bits[at >> 3] >> (at & 7)) & 1
+
+
+@_compiled
+def _fill(
+    offsets: Any,
+    shard: Any,
+    row: Any,
+    start: Any,
+    length: Any,
+    table: Any,
+    pack_length: int,
+    sample_end: int,
+    pad_id: int,
+    ids: Any,
+    labels: Any,
+    positions: Any,
+    cu_seqlens: Any,
+    longest: Any,
+) -> int:
+    mask = np.empty(pack_length + 1, np.uint8)
+    border = 0
+    for pack in range(len(offsets) - 1):
+        begin = at = pack * pack_length
+        stop = begin + pack_length
+        longest[pack] = 0
+        cu_seqlens[border] = 0
+        border += 1
+        for i in range(offsets[pack], offsets[pack + 1]):
+            where, tokens, bits, width = table[shard[i]]
+            rows = carray(_pointer(where), (row[i] + 2,), np.int64)
+            base, end, n = rows[row[i]], rows[row[i] + 1], length[i]
+            left = base + start[i]
+            if left + n > end:
+                return i
+            follows = left + n < min(end, base + sample_end)
+            seen = n + 1 if follows else n
+            if bits:
+                _unpack(carray(_pointer(bits), (left + seen + 7 >> 3,), np.uint8), left, seen, mask)
+            goal = ids[at : at + n], labels[at : at + n], positions[at : at + n]
+            if width == 2:
+                source = carray(_pointer(tokens), (left + seen,), np.uint16)[left:]
+                _copy(source, mask, bits != 0, n, follows, *goal)
+            else:
+                wide = carray(_pointer(tokens), (left + seen,), np.uint32)[left:]
+                _copy(wide, mask, bits != 0, n, follows, *goal)
+            at += n
+            cu_seqlens[border] = at - begin
+            border += 1
+            longest[pack] = max(longest[pack], n)
+        if at < stop:
+            ids[at:stop] = pad_id
+            labels[at:stop] = -100
+            for j in range(stop - at):
+                positions[at + j] = j
+            cu_seqlens[border] = pack_length
+            border += 1
+            longest[pack] = max(longest[pack], stop - at)
+    return -1

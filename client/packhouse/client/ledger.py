@@ -1,0 +1,180 @@
+"""The ledger: what a rank was delivered, written down as it is, and the proof that it was the plan, each pack once.
+
+A log is JSON lines, one file a rank: ``{"plan", "start", "world", "time"}`` when a pass begins, then ``{"step", "slot",
+"pack"}`` for every pack delivered. A pass that begins at step s takes back what was delivered from s on: a run that
+goes on from a checkpoint has unlearnt it.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from packhouse.client.errors import InvalidRequest, Mismatch
+from packhouse.client.pack import Pack, PackBuilder
+from packhouse.client.plan import PlanSource, decode_steps
+from packhouse.client.store import ReadStore
+
+STEPS_AT_ONCE = 16
+
+
+def pack_digest(pack: Pack) -> str:
+    """Return the xxh3-128 of a pack's tokens, labels and segment borders; padding ids are not in."""
+    state = xxhash.xxh3_128(pack.input_ids[: pack.num_tokens].data)
+    state.update(pack.labels[: pack.num_tokens].data)
+    state.update(pack.cu_seqlens.data)
+    return state.hexdigest()
+
+
+class Log:
+    """One rank's log, appended to a file; every line is handed to the system before the step is handed on."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def begin(self, plan_id: str, start: int, world: int) -> None:
+        """Note that a pass begins."""
+        self._write([{"plan": plan_id, "start": start, "world": world, "time": time.time()}])
+
+    def delivered(self, step: int, slots: list[int], digests: list[str]) -> None:
+        """Note the packs of a step."""
+        self._write([{"step": step, "slot": slot, "pack": pack} for slot, pack in zip(slots, digests, strict=True)])
+
+    def _write(self, entries: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(entry) + "\n" for entry in entries)
+        # A process that was killed while it wrote may have left half a line behind.
+        with open(self.path, "ab+") as file:
+            if file.tell() and _last_byte(file) != b"\n":
+                text = "\n" + text
+            file.write(text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the logs prove of the steps ``start:stop`` of a plan."""
+
+    plan: str
+    start: int
+    stop: int
+    packs: int = 0
+    """Packs with tokens that the plan has there."""
+    tokens: int = 0
+    """Their tokens."""
+    delivered: int = 0
+    """Of those packs, the ones delivered exactly once and unaltered."""
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    """(step, slot) of packs that were not delivered."""
+    repeated: list[tuple[int, int]] = field(default_factory=list)
+    altered: list[tuple[int, int]] = field(default_factory=list)
+    unplanned: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        """Whether each planned token was delivered exactly once."""
+        return not (self.missing or self.repeated or self.altered or self.unplanned)
+
+
+def audit(plan: PlanSource, store: ReadStore, logs: Iterable[str | os.PathLike[str]], stop: int | None = None) -> Audit:
+    """Compare the logs of all ranks with the packs that the plan's steps before ``stop`` (default all) have.
+
+    Every pack is built again from its shards. Raises ``Mismatch`` for a log of another plan, ``InvalidRequest`` for one
+    that cannot be read.
+    """
+    header = plan.header
+    end = header.steps if stop is None else stop
+    seen, digests = _deliveries([_read(Path(path), header.id) for path in logs])
+    found = Audit(header.id, 0, end)
+    packs = tokens = delivered = 0
+    for place, pack in _planned(plan, store, end):
+        packs, tokens = packs + 1, tokens + pack.num_tokens
+        count = seen.pop(place, 0)
+        if count != 1:
+            (found.repeated if count else found.missing).append(place)
+        elif digests[place] != pack_digest(pack):
+            found.altered.append(place)
+        else:
+            delivered += 1
+    found.unplanned.extend(sorted(place for place in seen if place[0] < end and not _is_empty(plan, place)))
+    lists = found.missing, found.repeated, found.altered, found.unplanned
+    return Audit(header.id, 0, end, packs, tokens, delivered, *lists)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    start: int
+    world: int
+    time: float
+    entries: list[tuple[int, int, str]]
+
+
+def _read(path: Path, plan_id: str) -> list[_Pass]:
+    """Return the passes of a log; half a line, which a killed process leaves behind, is left out."""
+    passes: list[_Pass] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidRequest(f"the log {str(path)!r} cannot be read ({error.strerror})", "name a file") from None
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if "start" in entry:
+            if entry["plan"] != plan_id:
+                raise Mismatch(f"the log {str(path)!r} is of plan {entry['plan']} and not {plan_id}", "audit that one")
+            passes.append(_Pass(entry["start"], entry["world"], entry["time"], []))
+        elif passes:
+            passes[-1].entries.append((entry["step"], entry["slot"], entry["pack"]))
+        else:
+            raise InvalidRequest(f"the log {str(path)!r} does not begin with a pass", "name a log of a Loader")
+    return passes
+
+
+def _deliveries(files: list[list[_Pass]]) -> tuple[Counter[tuple[int, int]], dict[tuple[int, int], str]]:
+    """Return how often each (step, slot) stands, and its digest, in the logs without what was taken back."""
+    seen: Counter[tuple[int, int]] = Counter()
+    digests: dict[tuple[int, int], str] = {}
+    # Ranks of one run begin at one step in one world. A later run takes back what earlier ones had from its start on.
+    begun: dict[tuple[int, int], float] = {}
+    for one in (each for passes in files for each in passes):
+        key = one.start, one.world
+        begun[key] = max(begun.get(key, 0.0), one.time)
+    for passes in files:
+        for number, one in enumerate(passes):
+            key = one.start, one.world
+            later = [each.start for each in passes[number + 1 :]]
+            later += [other[0] for other, at in begun.items() if at > one.time and other != key]
+            limit = min(later, default=None)
+            for step, slot, digest in one.entries:
+                if limit is None or step < limit:
+                    seen[step, slot] += 1
+                    digests[step, slot] = digest
+    return seen, digests
+
+
+def _planned(plan: PlanSource, store: ReadStore, stop: int) -> Iterator[tuple[tuple[int, int], Pack]]:
+    builder = PackBuilder(plan.header, store)
+    for begin in range(0, stop, STEPS_AT_ONCE):
+        table = decode_steps(plan.slice(begin, min(begin + STEPS_AT_ONCE, stop), 0, 1))
+        packs = builder.build(table.packs, 0, len(table.packs))
+        for step, slot, pack in zip(table.step.tolist(), table.slot.tolist(), packs, strict=True):
+            if pack.num_tokens:
+                yield (step, slot), pack
+
+
+def _is_empty(plan: PlanSource, place: tuple[int, int]) -> bool:
+    step, slot = place
+    if not 0 <= slot < plan.header.packs_per_step:
+        return False
+    return int(decode_steps(plan.slice(step, step + 1, 0, 1)).packs.tokens[slot]) == 0
+
+
+def _last_byte(file: Any) -> bytes:
+    file.seek(-1, os.SEEK_END)
+    return bytes(file.read(1))

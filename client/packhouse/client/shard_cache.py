@@ -1,0 +1,234 @@
+"""ShardCache: files fetched from elsewhere, kept in one folder within a byte budget that all processes of a node share.
+
+A file takes its name when it has arrived whole. ``fetched.json`` lists what this cache put into the folder, with size
+and inode; nothing else is ever removed. Changes of that list are made under a lock on ``lock``; a fetch is made under
+one of 256 further locks, so that one process fetches a shard and the others wait for it.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import IO, Protocol
+
+import pyarrow as pa
+import xxhash
+
+from packhouse.client.digest import digest_bytes
+from packhouse.client.errors import Damaged, InvalidRequest, NotFound, PackhouseError, Unavailable
+from packhouse.client.fetch_ahead import FetchAhead
+from packhouse.client.format import Receipt, data_path
+from packhouse.client.retry import PATIENCE, retried
+from packhouse.client.settings import cache_budget, cache_folder
+from packhouse.client.store import LocalStore
+
+LOCKS = 256
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The bytes of a file from ``start`` on, as they arrive."""
+
+    start: int
+    total: int
+    """Bytes of the whole file."""
+    digest: str | None
+    """xxh3-128 of the whole file, where the source knows it."""
+    chunks: Iterator[bytes]
+
+
+class Source(Protocol):
+    """Where files come from; it can be pickled."""
+
+    def piece(self, key: str, start: int) -> AbstractContextManager[Piece]:
+        """Open the file ``key`` from byte ``start`` on, or from an earlier one; raise ``NotFound``, ``Unavailable``."""
+
+
+class ShardCache:
+    """A ``ReadStore`` that fetches what it lacks.
+
+    ``budget`` bounds the bytes in the folder (default PACKHOUSE_CACHE_BYTES); maps of removed files stay readable, and
+    their space comes back when they are closed. ``patience`` is how long, in seconds, a source may be away.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        folder: str | PathLike[str] | None = None,
+        budget: int | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._source = source
+        self._folder = Path(cache_folder() if folder is None else folder)
+        self._budget = cache_budget() if budget is None else budget
+        self._patience = patience
+        self._local = LocalStore(self._folder)
+        self._ahead = FetchAhead(self._ensure)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ShardCache, (self._source, self._folder, self._budget, self._patience)
+
+    def open(self, key: str) -> pa.Buffer:
+        """Return a memory map of the fetched file.
+
+        Raises ``NotFound``, ``Damaged`` if it never arrives whole, and ``Unavailable`` where the source stays away.
+        """
+        for _ in range(5):
+            self._ensure(key)
+            try:
+                os.utime(self._local.path(key))
+                return self._local.open(key)
+            except (FileNotFoundError, NotFound):
+                continue  # another process has made room meanwhile
+        raise Unavailable(
+            f"{key} is removed from {self._folder} as fast as it is fetched", "raise PACKHOUSE_CACHE_BYTES"
+        )
+
+    def fetch_ahead(self, receipts: list[Receipt]) -> None:
+        """Begin to fetch the shards that are not here, in this order, as far as half of the budget reaches."""
+        room, keys = self._budget // 2, []
+        for receipt in receipts:
+            room -= receipt.data.bytes
+            if room < 0:
+                break
+            key = data_path(receipt.key)
+            if self._local.size(key) is None:
+                keys.append(key)
+        self._ahead.want(keys)
+
+    def forget(self, receipt: Receipt) -> bool:
+        """Remove a shard that is not as its receipt states; return whether this cache had fetched it."""
+        key = data_path(receipt.key)
+        with self._locked("lock"):
+            fetched = self._list()
+            if not self._remove(key, fetched.pop(key, None)):
+                return False
+            self._write_list(fetched)
+        return True
+
+    def _ensure(self, key: str) -> None:
+        if self._local.size(key) is not None:
+            return
+        number = int(digest_bytes(key.encode()), 16) % LOCKS
+        with self._locked(f"locks/{number}", f"another process, which fetches {key}"):
+            if self._local.size(key) is None:
+                part = self._folder / "tmp" / f"{digest_bytes(key.encode())}.part"
+                part.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    retried(lambda: self._transfer(key, part), key, self._patience)
+                    self._install(key, part)
+                except OSError as error:
+                    remedy = "free some space there, or set PACKHOUSE_CACHE to another folder"
+                    raise Unavailable(f"{part.parent} cannot be written ({error.strerror})", remedy) from error
+                except PackhouseError:
+                    part.unlink(missing_ok=True)
+                    raise
+
+    def _transfer(self, key: str, part: Path) -> None:
+        """Append what is missing to ``part``; what a broken connection brought is kept for the next try."""
+        with open(part, "ab") as file, self._source.piece(key, file.tell()) as piece:
+            if piece.total > self._budget:
+                raise InvalidRequest(
+                    f"{key} has {piece.total:,} bytes and the cache may hold {self._budget:,}",
+                    "raise PACKHOUSE_CACHE_BYTES",
+                )
+            file.truncate(piece.start)
+            for chunk in piece.chunks:
+                file.write(chunk)
+            file.flush()
+            size = os.fstat(file.fileno()).st_size
+        if size != piece.total:
+            if size > piece.total:
+                part.unlink()
+            raise Unavailable(f"{key} ended after {size:,} of {piece.total:,} bytes", "try again")
+        if piece.digest is not None and _digest(part) != piece.digest:
+            part.unlink()
+            raise Damaged(f"{key} was altered or cut on its way", "try again")
+
+    def _install(self, key: str, part: Path) -> None:
+        target = self._local.path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        info = part.stat()
+        with self._locked("lock"):
+            fetched = self._list()
+            self._make_room(fetched, info.st_size)
+            # Noted first: a file that is noted and not there is harmless, the other way round it would never go.
+            fetched[key] = (info.st_size, info.st_ino)
+            self._write_list(fetched)
+            os.replace(part, target)
+
+    def _make_room(self, fetched: dict[str, tuple[int, int]], size: int) -> None:
+        """Remove the files used longest ago until ``size`` bytes more are within the budget."""
+        used: list[tuple[int, str]] = []
+        for key in fetched:
+            try:
+                used.append((self._local.path(key).stat().st_mtime_ns, key))
+            except FileNotFoundError:
+                used.append((0, key))
+        total = sum(bytes_ for bytes_, _ in fetched.values())
+        for _, key in sorted(used):
+            if total + size <= self._budget:
+                return
+            entry = fetched.pop(key)
+            total -= entry[0]
+            self._remove(key, entry)
+
+    def _remove(self, key: str, entry: tuple[int, int] | None) -> bool:
+        path = self._local.path(key)
+        try:
+            info = path.stat()
+        except FileNotFoundError:
+            return False
+        if entry is None or (info.st_size, info.st_ino) != entry:
+            return False
+        path.unlink()
+        return True
+
+    def _list(self) -> dict[str, tuple[int, int]]:
+        try:
+            found = json.loads((self._folder / "fetched.json").read_bytes())
+            return {key: (size, inode) for key, (size, inode) in found.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError):
+            return {}  # what was fetched before is then taken for somebody else's, and stays
+
+    def _write_list(self, fetched: dict[str, tuple[int, int]]) -> None:
+        temporary = self._folder / "fetched.json.new"
+        temporary.write_text(json.dumps(fetched))
+        os.replace(temporary, self._folder / "fetched.json")
+
+    @contextmanager
+    def _locked(self, name: str, whom: str = "another process, which makes room") -> Iterator[None]:
+        """Hold a lock; raise ``Unavailable`` if it is not free in twice the patience."""
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab") as file:
+            _wait_for(file, whom, 2 * self._patience)
+            yield
+
+
+def _wait_for(file: IO[bytes], whom: str, limit: float) -> None:
+    end = time.monotonic() + limit
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise Unavailable(f"waited {limit:.0f} s for {whom}", "end the process that holds the lock") from None
+            time.sleep(0.02)
+
+
+def _digest(path: Path) -> str:
+    state = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            state.update(chunk)
+    return state.hexdigest()

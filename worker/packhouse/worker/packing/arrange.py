@@ -1,0 +1,136 @@
+"""From samples to the packs of whole steps: draws, strategy, order and tail, each pass derivable without the others."""
+
+from functools import partial
+
+import numpy as np
+
+from packhouse.client.errors import InvalidRequest
+from packhouse.client.wire import PlanSpec
+from packhouse.worker.packing.balanced import assign_ranks, balanced
+from packhouse.worker.packing.best_fit import best_fit
+from packhouse.worker.packing.hard import hard
+from packhouse.worker.packing.internevo import internevo
+from packhouse.worker.packing.internevo_unpacked import internevo_unpacked
+from packhouse.worker.packing.length_grouped import by_rank, length_grouped
+from packhouse.worker.packing.mixture import Draw, interleaved
+from packhouse.worker.packing.none import none
+from packhouse.worker.packing.overlong import Pieces, split
+from packhouse.worker.packing.segments import Ids, Int32, Packing, costs, joined, narrow
+from packhouse.worker.packing.shuffle import GROUPS, PACKS, SAMPLES, shuffled
+from packhouse.worker.packing.soft import soft
+
+CUTTING = ("hard", "internevo")
+"""Strategies that cut samples of any length themselves."""
+
+
+def arrange(lengths: Int32, drawn: list[Draw], spec: PlanSpec) -> Packing:
+    """Return the packs of all passes over samples of ``lengths`` tokens, in whole steps.
+
+    Raises ``InvalidRequest`` where the tail policy leaves no step.
+    """
+    pieces = None if spec.strategy in CUTTING else split(lengths, spec.sample_limit)
+    sources = []
+    for draw in drawn:
+        passes = range(draw.passes + (draw.extra > 0))
+        sources.append(joined([one_pass(lengths, draw, epoch, spec, pieces) for epoch in passes], lengths))
+    return in_steps(sources[0] if len(sources) == 1 else _mixed(sources, lengths, spec), lengths, spec)
+
+
+def one_pass(lengths: Int32, draw: Draw, epoch: int, spec: PlanSpec, pieces: Pieces | None) -> Packing:
+    """Return the packs of pass ``epoch`` over the samples of ``draw``; it depends on no other pass.
+
+    Those of ``balanced`` come group by group, in whole groups; in whole steps where there is one draw only.
+    """
+    order = shuffled(draw.last - draw.first, spec.seed, epoch, SAMPLES, *draw.key)
+    if epoch == draw.passes:
+        order = order[: draw.extra]
+    if draw.first:
+        order = np.add(order, draw.first, dtype=narrow(draw.last))
+    if pieces is None:
+        return _packed(lengths, order, draw, epoch, spec)
+    packing = _packed(pieces.length, pieces.of(order), draw, epoch, spec)
+    return packing.of_pieces(pieces.sample, pieces.start, pieces.length)
+
+
+def _packed(lengths: Int32, order: Ids, draw: Draw, epoch: int, spec: PlanSpec) -> Packing:
+    size, most = spec.pack_length, spec.max_segments
+
+    def shuffle(count: int, *key: int) -> Ids:
+        return shuffled(count, spec.seed, epoch, *key, *draw.key)
+
+    match spec.strategy:
+        case "none":
+            return none(lengths, order)
+        case "soft":
+            return soft(lengths, order, size, spec.chunk_size, spec.extra_buffer, most)
+        case "hard":
+            return hard(lengths, order, size, most)
+        case "internevo":
+            return internevo(lengths, order, size, spec.seq_len or size, most)
+        case "internevo_unpacked":
+            return internevo_unpacked(lengths, order, min(size // (spec.seq_len or size), most or size))
+        case "best_fit":
+            # Without a shuffle of the packs, steps would run from long samples to short ones.
+            return best_fit(lengths, order, size, most, lambda count: shuffle(count, PACKS))
+        case _:
+            micro = 1 if draw.key else spec.micro_batches
+            packing, left = balanced(lengths, order, size, spec.ranks, micro, shuffle, most)
+            rest = _in_groups(best_fit(lengths, left, size, most), lengths, spec, micro)
+            return joined([part for part in (packing, rest) if part.packs] or [packing], lengths)
+
+
+def _in_groups(packing: Packing, lengths: Int32, spec: PlanSpec, micro_batches: int) -> Packing:
+    """Return leftover packs by falling cost, so that a group's are alike, in whole steps by the tail policy."""
+    _, cost = costs(packing, lengths, spec.cost.token, spec.cost.square)
+    width = spec.ranks * micro_batches
+    rows = np.argsort(-cost, kind="stable")
+    over = len(rows) % width
+    if spec.tail == "drop":
+        rows = rows[: len(rows) - over]
+    elif over:
+        rows = np.append(rows, np.full(width - over, -1))
+    return packing.take(rows)
+
+
+def _mixed(sources: list[Packing], lengths: Int32, spec: PlanSpec) -> Packing:
+    """Return the packs of several sources, each evenly spread; those of ``balanced`` by whole groups."""
+    unit = spec.ranks if spec.strategy == "balanced" else 1
+    turn = interleaved([source.packs // unit for source in sources])
+    begins = np.cumsum([0, *(source.packs for source in sources)])
+    rows = np.empty((len(turn), unit), np.int64)
+    for number, source in enumerate(sources):
+        rows[turn == number] = begins[number] + np.arange(source.packs).reshape(-1, unit)
+    return joined(sources, lengths).take(rows.reshape(-1))
+
+
+def in_steps(packing: Packing, lengths: Int32, spec: PlanSpec) -> Packing:
+    """Return the packs in whole steps by the tail policy, those of a rank side by side."""
+    width = spec.ranks * spec.micro_batches
+    over = packing.packs % width
+    grouped = spec.order == "length_grouped"
+    if grouped or spec.strategy == "balanced":
+        _, cost = costs(packing, lengths, spec.cost.token, spec.cost.square)
+    if grouped:
+        everything = np.arange(packing.packs)
+        shuffle = partial(_shuffled_groups, spec.seed)
+        packing = packing.take(length_grouped(cost, everything, spec.ranks, spec.micro_batches, shuffle))
+    if over and spec.tail == "drop":
+        packing = packing.head(packing.packs - over)
+    elif over:
+        packing = packing.padded(packing.packs - over + width)
+    if not packing.packs:
+        raise InvalidRequest(
+            f"{over} packs do not fill a step of {spec.ranks} ranks x {spec.micro_batches} micro-batches",
+            'ask for fewer, or set tail to "pad"',
+        )
+    if grouped:
+        return packing.take(by_rank(packing.packs, spec.ranks, spec.micro_batches))
+    if spec.strategy == "balanced":
+        whole = np.zeros(packing.packs, np.int64)
+        whole[: len(cost)] = cost[: packing.packs]
+        return packing.take(assign_ranks(whole, spec.ranks, spec.micro_batches))
+    return packing
+
+
+def _shuffled_groups(seed: int | None, count: int, stretch: int) -> Ids:
+    return shuffled(count, seed, 0, GROUPS, stretch)

@@ -1,0 +1,42 @@
+"""Sampler length_grouped: packs of like cost side by side, so that the ranks have as much to do at each micro-batch.
+
+Source: XTuner's length-grouped sampler, as its documentation describes it: the shuffled packs are cut into stretches;
+each is sorted by cost, cut into groups of one pack for each rank, and its groups are shuffled. Here only whole groups
+are shuffled: a short one comes last, where XTuner may put it between others so that every later step mixes two groups.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from packhouse.worker.packing.segments import Ids, Int64
+
+STRETCH_STEPS = 50
+"""Most steps of a stretch: grouping is local, so that the whole stays random."""
+
+
+def length_grouped(
+    cost: Int64, order: Ids, ranks: int, micro_batches: int, shuffle: Callable[[int, int], Ids]
+) -> Int64:
+    """Return the packs ``order``, of ``cost``, group by group: (packs,), ``ranks`` packs a group.
+
+    ``shuffle(count, stretch)`` gives the order of the groups of a stretch. Where the packs do not fill the last group,
+    its packs are the last ones.
+    """
+    packs, per_step = len(order), ranks * micro_batches
+    stretch = min(packs // (4 * per_step), STRETCH_STEPS) * per_step or per_step
+    whole: list[Int64] = []
+    rest: list[Int64] = []
+    for number, first in enumerate(range(0, packs, stretch)):
+        part = order[first : first + stretch].astype(np.int64)
+        part = part[np.argsort(-cost[part], kind="stable")]
+        groups = len(part) // ranks
+        whole.append(part[: groups * ranks].reshape(groups, ranks)[shuffle(groups, number)].reshape(-1))
+        rest.append(part[groups * ranks :])
+    return np.concatenate([*whole, *rest, np.zeros(0, np.int64)])
+
+
+def by_rank(count: int, ranks: int, micro_batches: int) -> Int64:
+    """Return the order of ``count`` packs, given group by group in whole steps, in which a rank's lie side by side."""
+    steps = count // (ranks * micro_batches)
+    return np.arange(count).reshape(steps, micro_batches, ranks).swapaxes(1, 2).reshape(-1)

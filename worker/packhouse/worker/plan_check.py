@@ -1,0 +1,58 @@
+"""What no data can satisfy in a request for a plan, each with its remedy."""
+
+from packhouse.client.errors import InvalidRequest
+from packhouse.client.wire import PlanSpec
+
+
+def check_spec(spec: PlanSpec) -> None:
+    """Raise ``InvalidRequest`` for fields that contradict each other, whatever the datasets hold."""
+    _check_lengths(spec)
+    _check_mixture(spec)
+    if (spec.strategy == "preset") != (spec.preset is not None):
+        raise InvalidRequest(
+            f"strategy {spec.strategy} and preset {spec.preset} do not go together",
+            'name a stored preset under strategy "preset", and only there',
+        )
+    if spec.strategy == "balanced" and spec.order != "shuffled":
+        raise InvalidRequest(f"balanced packs have an order of their own, not {spec.order}", "leave the order out")
+    if spec.seed is None and (spec.strategy == "balanced" or spec.order == "length_grouped"):
+        name = "strategy balanced" if spec.strategy == "balanced" else "order length_grouped"
+        raise InvalidRequest(f"{name} without a seed would run from long samples to short ones", "give a seed")
+    step = (spec.cost.token + spec.cost.square * spec.pack_length) * spec.pack_length * spec.micro_batches * spec.ranks
+    if step >= 2**63:
+        raise InvalidRequest(
+            f"a step may cost {step:,}, which is over 2**63", "make cost.token and cost.square smaller"
+        )
+
+
+def _check_lengths(spec: PlanSpec) -> None:
+    if spec.seq_len is None:
+        return
+    if spec.strategy not in ("internevo", "internevo_unpacked"):
+        raise InvalidRequest(
+            f"seq_len {spec.seq_len} has no meaning for strategy {spec.strategy}", "leave it out, or use internevo"
+        )
+    if spec.seq_len > spec.pack_length:
+        raise InvalidRequest(
+            f"seq_len {spec.seq_len} is longer than pack_length {spec.pack_length}",
+            "lower it, or raise pack_length",
+        )
+    if spec.strategy == "internevo_unpacked" and spec.pack_length % spec.seq_len:
+        raise InvalidRequest(
+            f"pack_length {spec.pack_length} is not a multiple of seq_len {spec.seq_len}",
+            "make it micro_bsz times seq_len",
+        )
+
+
+def _check_mixture(spec: PlanSpec) -> None:
+    if spec.weights is None and spec.dataset_epochs is None:
+        return
+    if spec.weights is not None and spec.dataset_epochs is not None:
+        raise InvalidRequest("weights and dataset_epochs each say how often samples are drawn", "give one of them")
+    if spec.strategy == "preset":
+        raise InvalidRequest("a preset says itself how often samples are drawn", "leave weights and epochs out")
+    name, given = ("weights", spec.weights) if spec.weights is not None else ("dataset_epochs", spec.dataset_epochs)
+    if given is None or len(given) != len(spec.datasets):
+        raise InvalidRequest(
+            f"there are {len(given or [])} {name} for {len(spec.datasets)} datasets", f"give {name} one for each"
+        )
