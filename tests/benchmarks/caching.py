@@ -5,6 +5,7 @@ All in one run on the same file, each in a process of its own, engines loaded be
 """
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from corpus import write_corpus
+from corpus import documents, write_corpus
 from rich.console import Console
 from rich.table import Table
+
+from packhouse.trainer.demo_data import train_tokenizer
 
 QWEN3 = Path(__file__).resolve().parents[3] / "shared" / "data" / "tokenizers" / "qwen3"
 SMALL, LARGE, PEER = 100_000_000, 1_000_000_000, 20_000_000
@@ -83,7 +86,7 @@ def packhouse(files: dict[str, str], tokenizer: str, folder: str) -> dict[str, A
                 spec,
                 resolved,
                 store=store,
-                index=Memory(),  # type: ignore[arg-type]
+                index=Memory(),
                 executor=executor,
                 on_progress=progress.append,
                 cancelled=threading.Event(),
@@ -162,11 +165,6 @@ def find_tokenizer(folder: Path) -> str:
     """Return Qwen3's tokenizer where it is at hand, else the demo's small one, trained here."""
     if QWEN3.is_dir():
         return str(QWEN3)
-    import itertools
-
-    from corpus import documents
-    from packhouse.trainer.demo import train_tokenizer
-
     target = folder / "tokenizer"
     train_tokenizer(list(itertools.islice(documents(), 500)), target)
     return str(target)

@@ -90,7 +90,7 @@ def test_every_step_can_be_resumed_from_its_state(memory_store: Memory, write_da
         assert [list(rows(batch)) for batch in resumed] == whole[step + 1 :]
 
 
-@pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (3, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (3, "fork")])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create:UserWarning")
 def test_loader_workers_give_each_step_once_and_in_order(
     tmp_path: Path, write_dataset: Write, workers: int, method: str | None

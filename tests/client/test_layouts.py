@@ -168,7 +168,7 @@ def test_a_pack_with_too_few_samples_unpacks_to_rows_of_padding(batches: Batches
 
 
 def test_packs_that_do_not_fit_the_rows_are_refused(batches: Batches) -> None:
-    with pytest.raises(InvalidRequest, match="has 3 samples of up to 8 tokens, and unpacked it holds 2 of 8"):
+    with pytest.raises(InvalidRequest, match="has 3 samples of up to 7 tokens, and unpacked it holds 2 of 8"):
         batches(SENTENCES, layout="internevo_unpacked")
 
 

@@ -59,7 +59,7 @@ def test_a_pack_is_a_context_with_shifted_labels(steps: Callable[..., list[Any]]
     assert context.input_ids.tolist() == [[11, 12, 13, 21, 22, 9, 9, 9]]
     assert context.cu_seq_lens_q.tolist() == context.cu_seq_lens_k.tolist() == [0, 3, 5, 8]
     assert context.cu_seq_lens_q.dtype == torch.int32
-    assert (context.max_length_q, context.max_length_k, context.num_padding) == (3, 3, 3)
+    assert (int(context.max_length_q), int(context.max_length_k), context.num_padding) == (3, 3, 3)
     assert context.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
     assert context.mask.tolist() == [[True] * 5 + [False] * 3]
     assert micro["shifted_labels"].tolist() == [[12, 13, -100, 22, -100, -100, -100, -100]]
@@ -76,7 +76,7 @@ def test_a_full_pack_keeps_all_its_tokens_and_a_cut_sample_its_label(steps: Call
 def test_a_long_padding_tail_is_cut_into_segments_of_256() -> None:
     context, labels = build_text_ctx_labels([item(*range(1, 9))], 1000)
     assert context.cu_seq_lens_q.tolist() == [0, 8, 264, 520, 776, 1000]
-    assert (context.max_length_q, context.num_padding) == (256, 992)
+    assert (int(context.max_length_q), context.num_padding) == (256, 992)
     assert labels.shape == (1, 1000)
 
 
@@ -95,13 +95,12 @@ def test_a_collator_of_ones_own_gets_the_nested_list_of_the_batch(steps: Callabl
     def mine(instances: list[list[Any]], pack_max_length: int, padding_token_idx: int) -> Any:
         seen.append(([[list(one["input_ids"]) for one in micro] for micro in instances], pack_max_length))
         assert all(one["num_tokens"] == len(one["labels"]) for micro in instances for one in micro)
-        assert [list(one["labels"]) for one in instances[0]] == [[-100, 12, 13], [-100, 22]]
+        assert [list(one["labels"]) for one in instances[0][:2]] == [[-100, 12, 13], [-100, 22]]
         return text_collator(instances, pack_max_length, padding_token_idx, pack_to_max_length=False)
 
     ((first, second),) = steps([[11, 12, 13], [21, 22], [*range(31, 35)]], collate_fn=mine, seq_len=3, micro_batches=2)
-    assert seen == [([[[11, 12, 13], [21, 22], [31, 32, 33]], [[34]]], 8)] or seen == [
-        ([[[11, 12, 13], [21, 22]], [[31, 32, 33], [34]]], 8)
-    ]
+    assert seen == [([[[11, 12, 13], [21, 22], [31, 32, 33]], [[34]]], 8)]
+    assert first["shifted_labels"].tolist() == [[12, 13, -100, 22, -100, 32, 33, 34]]
     assert first["seq_ctx"].num_padding == second["seq_ctx"].num_padding == 0
 
 
@@ -143,7 +142,7 @@ def test_the_parts_of_a_split_make_the_row(lengths: list[int], room: int, ranks:
     for name in ("input_ids", "position_ids", "padding"):
         joined = torch.cat([getattr(part, name) for part in parts], 1)
         assert torch.equal(joined[:, :size], getattr(context, name))
-        assert joined[:, size:].sum() == (joined.shape[1] - size if name == "padding" else joined[:, size:].sum())
+    assert joined[:, size:].all()  # what was added is padding
     for part in parts:
         assert part.max_length_q == part.seq_lens_q.max() == part.max_length_k
         assert int(part.cu_seq_lens_q[-1]) == parts[0].input_ids.shape[1] * ranks

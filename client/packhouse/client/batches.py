@@ -45,7 +45,7 @@ class Loader:
     The first loop begins at the state that was loaded, or at the data set's ``start_step``, where later ones begin.
     """
 
-    def __init__(self, dataset: PackedDataset, timeout: float, log: Log | None, **torch_options: Any) -> None:
+    def __init__(self, dataset: PackedDataset, timeout: float, log: Log | None, torch_options: dict[str, Any]) -> None:
         self.dataset = dataset
         self._timeout = timeout
         self._log = log
@@ -70,7 +70,11 @@ class Loader:
             self._log.begin(plan.id, begin, self.dataset.world)
         source = iter(self._data_loader(begin))
         for step in range(begin, plan.steps):
-            item = self._await(source, step)
+            try:
+                item = self._await(source, step)
+            except Exception:
+                self._close(source)
+                raise
             self._next = step + 1
             if self._log is not None:
                 self._log.delivered(step, item.slots, item.digests)
@@ -98,6 +102,14 @@ class Loader:
             self._source = begin, DataLoader(deliveries, **options)
         return self._source[1]
 
+    def _close(self, source: Iterator[Any]) -> None:
+        """End the workers of a loop that has failed; the next loop starts new ones."""
+        self._source = None
+        # Left to the garbage collector, which may take the workers' queues first, this waits seconds for each.
+        shut_down = getattr(source, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
     def _await(self, source: Iterator[Any], step: int) -> Delivery:
         plan, workers = self.dataset.plan.header.id, self._torch_options["num_workers"]
         place = f"step {step} of plan {plan}"
@@ -115,7 +127,10 @@ class Loader:
                 raise Unavailable(fact, "look for a lack of memory, then go on from the last state") from error
             raise
         if isinstance(item, _Failure):
-            raise item.error
+            try:
+                raise item.error
+            finally:
+                del item  # or the error would lead to itself, and stay with all that this loop holds
         if item.step != step:
             raise Damaged(f"{place} was due and step {item.step} came", "report it")
         delivered: Delivery = item
@@ -149,7 +164,7 @@ def loader(
             )
         options |= {"prefetch_factor": min(ahead, 64), "persistent_workers": True, "timeout": timeout}
         options["multiprocessing_context"] = method
-    return Loader(dataset, timeout, None if log is None else Log(log), **options)
+    return Loader(dataset, timeout, None if log is None else Log(log), options)
 
 
 def _as_it_is(item: Any) -> Any:

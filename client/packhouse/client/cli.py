@@ -7,20 +7,18 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable
 from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import BaseModel, ValidationError
-from rich.table import Table
 
-from packhouse.client import console, settings
+from packhouse.client import cli_plan, console, settings
 from packhouse.client.api import Client, JobFailed
+from packhouse.client.command import AsJson, Url, request, show
 from packhouse.client.errors import InvalidRequest, PackhouseError, Unavailable
-from packhouse.client.wire import Job, JobSpec, JobState, PlanSpec
+from packhouse.client.wire import Job, JobSpec, JobState
 
 FAILED, WRONG, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
@@ -36,11 +34,7 @@ jobs_app = typer.Typer(
 )
 app.add_typer(jobs_app, name="jobs")
 
-Url = Annotated[str | None, typer.Option("--url", help="The service; default PACKHOUSE_URL or this machine.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
-
-M = TypeVar("M", bound=BaseModel)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -101,7 +95,7 @@ def submit(
     url: Url = None,
 ) -> None:
     """Submit a caching job: these sources, this tokenizer."""
-    spec = _spec(
+    spec = request(
         JobSpec,
         sources=[os.path.abspath(source) for source in sources],
         tokenizer=os.path.abspath(tokenizer),
@@ -122,7 +116,7 @@ def submit(
         job = client.submit(spec)
         if wait:
             job = _follow(client, job)
-    _show(job, console.job_summary(job), as_json=as_json)
+    show(job, console.job_summary(job), as_json=as_json)
 
 
 def _follow(client: Client, job: Job) -> Job:
@@ -151,7 +145,7 @@ def jobs(
     if context.invoked_subcommand is None:
         with Client(url) as client:
             found = client.jobs(state, limit)
-        _show(found, console.jobs_table(found), as_json=as_json)
+        show(found, console.jobs_table(found), as_json=as_json)
 
 
 @jobs_app.command("show")
@@ -159,7 +153,7 @@ def show_job(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
     """Show one job."""
     with Client(url) as client:
         job = client.job(job_id)
-    _show(job, console.job_summary(job), as_json=as_json)
+    show(job, console.job_summary(job), as_json=as_json)
 
 
 @jobs_app.command("wait")
@@ -167,7 +161,7 @@ def wait_for_job(job_id: JobId, as_json: AsJson = False, url: Url = None) -> Non
     """Wait for a job, with a progress bar."""
     with Client(url) as client:
         job = _follow(client, client.job(job_id))
-    _show(job, console.job_summary(job), as_json=as_json)
+    show(job, console.job_summary(job), as_json=as_json)
 
 
 @jobs_app.command("cancel")
@@ -175,7 +169,7 @@ def cancel_job(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
     """Cancel a job; finished shards stay in the cache."""
     with Client(url) as client:
         job = client.cancel(job_id)
-    _show(job, console.job_summary(job), as_json=as_json)
+    show(job, console.job_summary(job), as_json=as_json)
 
 
 @jobs_app.command("rejected")
@@ -188,7 +182,7 @@ def rejected_records(
     """List the records that a job kept out: where they lie, and why."""
     with Client(url) as client:
         records = list(islice(client.rejected(job_id), limit))
-    _show(records, console.rejected_table(records), as_json=as_json)
+    show(records, console.rejected_table(records), as_json=as_json)
 
 
 @app.command()
@@ -200,44 +194,10 @@ def datasets(
     """List datasets."""
     with Client(url) as client:
         found = list(islice(client.datasets(), limit))
-    _show(found, console.datasets_table(found), as_json=as_json)
+    show(found, console.datasets_table(found), as_json=as_json)
 
 
-@app.command()
-def plan(
-    dataset_ids: Annotated[list[str], typer.Argument(metavar="DATASET", help="Ids of datasets.")],
-    pack_length: Annotated[int, typer.Option(help="Tokens of a pack.")],
-    strategy: Annotated[Literal["best_fit", "internevo"], typer.Option(help="How samples become packs.")] = "best_fit",
-    seq_len: Annotated[int | None, typer.Option(help="Longest segment, for internevo.")] = None,
-    ranks: Annotated[int, typer.Option(help="Data-parallel ranks.")] = 1,
-    micro_batches: Annotated[int, typer.Option(help="Packs of a rank in a step.")] = 1,
-    overlong: Annotated[
-        Literal["truncate", "split", "drop", "error"], typer.Option(help="What happens to samples longer than a pack.")
-    ] = "split",
-    tail: Annotated[Literal["pad", "drop"], typer.Option(help="What happens to a last step that is not full.")] = "pad",
-    seed: Annotated[int, typer.Option(help="Order of the samples; -1 keeps the datasets' own.")] = 0,
-    epochs: Annotated[int, typer.Option(help="Passes over the samples.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report, and store nothing.")] = False,
-    as_json: AsJson = False,
-    url: Url = None,
-) -> None:
-    """Build a plan and report how good it is."""
-    spec = _spec(
-        PlanSpec,
-        datasets=dataset_ids,
-        pack_length=pack_length,
-        strategy=strategy,
-        seq_len=seq_len,
-        ranks=ranks,
-        micro_batches=micro_batches,
-        overlong=overlong,
-        tail=tail,
-        seed=None if seed == -1 else seed,
-        epochs=epochs,
-    )
-    with Client(url) as client:
-        built = client.plan(spec, dry_run)
-    _show(built, console.plan_report(built), as_json=as_json)
+app.command()(cli_plan.plan)
 
 
 _PASSED_ON: dict[str, Any] = {
@@ -273,14 +233,6 @@ def _run_elsewhere(name: str, extra: str, arguments: list[str]) -> None:
     elsewhere(arguments, prog_name=f"packhouse {name}")
 
 
-def _spec(model: type[M], **fields: Any) -> M:
-    try:
-        return model(**fields)
-    except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise InvalidRequest("; ".join(faults), "see --help") from None
-
-
 def _read_text(path: Path | None) -> str | None:
     if path is None:
         return None
@@ -288,12 +240,3 @@ def _read_text(path: Path | None) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the template {str(path)!r} cannot be read ({error})", "name a text file") from None
-
-
-def _show(value: BaseModel | Iterable[BaseModel], table: Table, *, as_json: bool) -> None:
-    if not as_json:
-        console.out().print(table)
-    elif isinstance(value, BaseModel):
-        typer.echo(value.model_dump_json())
-    else:
-        typer.echo(json.dumps([one.model_dump(mode="json") for one in value]))

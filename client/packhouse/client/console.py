@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from packhouse.client.api import OnProgress
+from packhouse.client.plan_diff import PlanDiff
 from packhouse.client.wire import Dataset, Job, JobState, Plan, Rejected
 from packhouse.client.wire import Progress as JobProgress
 
@@ -99,15 +100,39 @@ def plan_report(plan: Plan) -> Table:
     table.add_row("steps", f"{report.steps:,} of {spec.ranks} ranks × {spec.micro_batches} micro-batches")
     table.add_row("packs", f"{report.packs:,}, and {report.empty_packs:,} empty ones to fill the last step")
     table.add_row("samples", f"{report.samples:,} over {spec.epochs} epochs, {report.tokens:,} tokens")
-    table.add_row("padding", f"{report.padding:.4%}, {report.padding_tokens:,} tokens")
+    table.add_row(
+        "padding", f"{report.padding:.4%}, {report.padding_tokens:,} tokens; whole steps {report.fill:.4%} full"
+    )
     segments = f"{report.segments_per_pack_mean:.1f} a pack, {report.segments_per_pack_max:,} at most"
     table.add_row("segments", f"{report.segments:,}, {segments}")
     table.add_row("imbalance", f"mean {report.imbalance_mean:.4f}, 99th percentile {report.imbalance_p99:.4f}")
+    micro = f"mean {report.micro_imbalance_mean:.4f}, 99th percentile {report.micro_imbalance_p99:.4f}"
+    table.add_row("at micro-batches", f"{micro}; {report.excess:.3%} of the time is waiting")
+    for name, one in report.compared.items():
+        table.add_row("", f"{name}: mean {one.micro_mean:.4f}, 99th percentile {one.micro_p99:.4f}")
+    randomness = "too few steps to tell" if report.randomness is None else f"{report.randomness:.2f} (1 is random)"
+    table.add_row("randomness", randomness)
+    labels = f"{report.trained_tokens:,}" + ("" if report.trained_exact else " at most")
+    table.add_row("labels", labels)
+    for share in report.datasets if len(report.datasets) > 1 else []:
+        table.add_row("dataset", f"{share.id}: {share.share:.2%} of the tokens, {share.epochs:.3g} epochs")
     table.add_row("shards a step", f"{report.shards_per_step_mean:.1f}")
     table.add_row("truncated", f"{report.truncated_samples:,} samples, {report.truncated_tokens:,} tokens")
     table.add_row("split", f"{report.split_samples:,} samples")
     table.add_row("dropped", f"{report.dropped_samples:,} samples, {report.dropped_tokens:,} tokens")
     table.add_row("empty", f"{report.zero_length:,} samples without a token")
+    return table
+
+
+def plan_difference(diff: PlanDiff) -> Table:
+    """Return how two plans differ."""
+    table = _listing("what", "a", "b", folded=("a", "b"))
+    table.add_row("plan", diff.a, diff.b)
+    table.add_row("packs in common", f"{diff.packs_in_common:,} of {diff.packs[0]:,}", f"of {diff.packs[1]:,}")
+    first = "none" if diff.first_step is None else f"{diff.first_step:,}"
+    table.add_row("steps in common", f"{diff.steps_in_common:,}", f"first that differs: {first}")
+    for name, (one, other) in {**diff.spec, **diff.figures}.items():
+        table.add_row(name, str(one), str(other))
     return table
 
 

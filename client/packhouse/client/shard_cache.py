@@ -1,8 +1,9 @@
 """ShardCache: files fetched from elsewhere, kept in one folder within a byte budget that all processes of a node share.
 
-A file takes its name when it has arrived whole. ``fetched.json`` lists what this cache put into the folder, with size
-and inode; nothing else is ever removed. Changes of that list are made under a lock on ``lock``; a fetch is made under
-one of 256 further locks, so that one process fetches a shard and the others wait for it.
+A file takes its name when it has arrived whole. ``fetched.json`` lists what this cache put into the folder, with size,
+inode and time of writing; nothing else is ever removed. A use is noted as time of access. Changes of that list are made
+under a lock on ``lock``; a fetch is made under one of 256 further locks, so that one process fetches a shard and the
+others wait for it.
 """
 
 import fcntl
@@ -26,6 +27,9 @@ from packhouse.client.format import Receipt, data_path
 from packhouse.client.retry import PATIENCE, retried
 from packhouse.client.settings import cache_budget, cache_folder
 from packhouse.client.store import LocalStore
+
+Entry = tuple[int, int, int]
+"""Size, inode and time of writing of a file that was fetched: another one in its place differs in one of them."""
 
 LOCKS = 256
 CHUNK = 1 << 20
@@ -82,7 +86,8 @@ class ShardCache:
         for _ in range(5):
             self._ensure(key)
             try:
-                os.utime(self._local.path(key))
+                path = self._local.path(key)
+                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
                 return self._local.open(key)
             except (FileNotFoundError, NotFound):
                 continue  # another process has made room meanwhile
@@ -159,47 +164,47 @@ class ShardCache:
             fetched = self._list()
             self._make_room(fetched, info.st_size)
             # Noted first: a file that is noted and not there is harmless, the other way round it would never go.
-            fetched[key] = (info.st_size, info.st_ino)
+            fetched[key] = _entry(info)
             self._write_list(fetched)
             os.replace(part, target)
 
-    def _make_room(self, fetched: dict[str, tuple[int, int]], size: int) -> None:
-        """Remove the files used longest ago until ``size`` bytes more are within the budget."""
+    def _make_room(self, fetched: dict[str, Entry], needed: int) -> None:
+        """Remove the files used longest ago until ``needed`` bytes more are within the budget."""
         used: list[tuple[int, str]] = []
         for key in fetched:
             try:
-                used.append((self._local.path(key).stat().st_mtime_ns, key))
+                used.append((self._local.path(key).stat().st_atime_ns, key))
             except FileNotFoundError:
                 used.append((0, key))
-        total = sum(bytes_ for bytes_, _ in fetched.values())
+        total = sum(size for size, _, _ in fetched.values())
         for _, key in sorted(used):
-            if total + size <= self._budget:
+            if total + needed <= self._budget:
                 return
             entry = fetched.pop(key)
             total -= entry[0]
             self._remove(key, entry)
 
-    def _remove(self, key: str, entry: tuple[int, int] | None) -> bool:
+    def _remove(self, key: str, entry: Entry | None) -> bool:
         path = self._local.path(key)
         try:
             info = path.stat()
         except FileNotFoundError:
             return False
-        if entry is None or (info.st_size, info.st_ino) != entry:
+        if entry is None or _entry(info) != entry:
             return False
         path.unlink()
         return True
 
-    def _list(self) -> dict[str, tuple[int, int]]:
+    def _list(self) -> dict[str, Entry]:
         try:
             found = json.loads((self._folder / "fetched.json").read_bytes())
-            return {key: (size, inode) for key, (size, inode) in found.items()}
+            return {key: (size, inode, written) for key, (size, inode, written) in found.items()}
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError):
             return {}  # what was fetched before is then taken for somebody else's, and stays
 
-    def _write_list(self, fetched: dict[str, tuple[int, int]]) -> None:
+    def _write_list(self, fetched: dict[str, Entry]) -> None:
         temporary = self._folder / "fetched.json.new"
         temporary.write_text(json.dumps(fetched))
         os.replace(temporary, self._folder / "fetched.json")
@@ -224,6 +229,10 @@ def _wait_for(file: IO[bytes], whom: str, limit: float) -> None:
             if time.monotonic() > end:
                 raise Unavailable(f"waited {limit:.0f} s for {whom}", "end the process that holds the lock") from None
             time.sleep(0.02)
+
+
+def _entry(info: os.stat_result) -> Entry:
+    return info.st_size, info.st_ino, info.st_mtime_ns
 
 
 def _digest(path: Path) -> str:

@@ -52,10 +52,10 @@ async def build(
     spec: PlanSpec, query: Annotated[BuildQuery, Query()], parts: Given, open_plan: Opener, response: Response
 ) -> Plan:
     """Build a plan and return its report; the same request always gives the same plan."""
-    from packhouse.worker.plans import build_plan  # the worker takes seconds to import
+    from packhouse.worker.plan_task import build_where_it_fits  # the worker takes seconds to import
 
     known = await run_sync(parts.store.size, plan_path(plan_id(spec))) is not None
-    plan = await run_sync(partial(build_plan, parts.store, spec, write=not query.dry_run))
+    plan = await run_sync(partial(build_where_it_fits, parts.executor, parts.store, spec, write=not query.dry_run))
     open_plan.forget()  # a plan whose shards were rebuilt since is written again
     response.status_code = 200 if known or query.dry_run else 201
     if plan.stored:

@@ -1,0 +1,174 @@
+"""A plan's report as one HTML page that needs nothing else: figures, tables, and pictures as SVG, light and dark."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from packhouse.client.wire import Balance, CostCurve, Histogram, Plan
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 680, 220, 48, 28, 12
+"""Size of a picture, and the room around its plot, in pixels."""
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1b1f24;--soft:#5d6673;--line:#d8dde3;--paper:#fff;--card:#f6f8fa;--bar:#2f6fde;
+--band:#2f6fde33}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#9aa4b2;--line:#343b45;--paper:#12161b;--card:#1a2027;
+--bar:#6ea3ff;--band:#6ea3ff33}}
+body{margin:0 auto;max-width:760px;padding:24px 16px 48px;background:var(--paper);color:var(--ink);
+font:15px/1.5 system-ui,sans-serif}
+h1{font-size:22px;margin:0}h2{font-size:16px;margin:32px 0 8px}p,figcaption{color:var(--soft);margin:4px 0}
+code{overflow-wrap:anywhere}figure{margin:0}svg{width:100%;height:auto;display:block}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:20px 0}
+.cards div{background:var(--card);border-radius:8px;padding:12px}.cards b{display:block;font-size:20px}
+.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%}
+th,td{padding:4px 12px 4px 0;border-bottom:1px solid var(--line);text-align:right;font-variant-numeric:tabular-nums}
+th:first-child,td:first-child{text-align:left}th{font-weight:600}
+svg text{fill:var(--soft);font-size:11px}.axis{stroke:var(--line)}.bar,.dot{fill:var(--bar)}.band{fill:var(--band)}
+.mean{fill:none;stroke:var(--bar);stroke-width:1.5}
+"""
+
+
+CURVE = "Least and most loaded rank (band) and mean (line) of each run of steps, as shares of the plan's mean."
+
+
+def page(plan: Plan) -> str:
+    """Return the page: text of a whole HTML document, without a script or a link."""
+    report = plan.report
+    stored = "" if plan.stored else " · dry run, not stored"
+    sections = [
+        f"<h1>Pack plan</h1><p><code>{escape(plan.id)}</code>{stored}</p>",
+        _cards(plan),
+        _section("Cost over the steps", _curve(report.cost), CURVE),
+        _section("Balance over the ranks", _balances(plan), "Greatest cost of a rank over the mean: 1 is even."),
+        _section("Lengths of the samples", _bars(report.lengths, _tokens), "Samples of up to so many tokens."),
+        _section("Fill of the packs", _bars(report.fills, _percent), "Packs filled up to so much."),
+        _section("Datasets", _datasets(plan), ""),
+        _section("All figures", _figures(plan), ""),
+        _section("Request", _table(["field", "value"], _request(plan)), ""),
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Plan {plan.id[:8]}</title>'
+    body = "".join(sections)
+    return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
+
+
+def _section(title: str, body: str, caption: str) -> str:
+    return f"<h2>{title}</h2><figure>{body}<figcaption>{caption}</figcaption></figure>"
+
+
+def _cards(plan: Plan) -> str:
+    report = plan.report
+    random = "too few steps" if report.randomness is None else f"{report.randomness:.2f}"
+    cards = {
+        "steps": f"{report.steps:,}",
+        "packs": f"{report.packs:,}",
+        "tokens": f"{report.tokens:,}",
+        "padding": f"{report.padding:.3%}",
+        "time lost waiting": f"{report.excess:.3%}",
+        "randomness (1 = random)": random,
+    }
+    return f'<div class="cards">{"".join(f"<div><b>{value}</b>{name}</div>" for name, value in cards.items())}</div>'
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _balances(plan: Plan) -> str:
+    report = plan.report
+    own = Balance(
+        step_mean=report.imbalance_mean,
+        step_p99=report.imbalance_p99,
+        micro_mean=report.micro_imbalance_mean,
+        micro_p99=report.micro_imbalance_p99,
+    )
+    rows = [
+        (name, *(f"{value:.4f}" for value in (one.micro_mean, one.micro_p99, one.step_mean, one.step_p99)))
+        for name, one in {"this plan": own, **report.compared}.items()
+    ]
+    return _table(["packs", "micro-batch, mean", "99 %", "step, mean", "99 %"], rows)
+
+
+def _datasets(plan: Plan) -> str:
+    rows = [
+        (one.id, f"{one.samples:,}", f"{one.tokens:,}", f"{one.share:.2%}", f"{one.epochs:.3g}")
+        for one in plan.report.datasets
+    ]
+    return _table(["dataset", "draws", "tokens", "share", "epochs"], rows)
+
+
+def _figures(plan: Plan) -> str:
+    values = plan.report.model_dump(exclude={"compared", "datasets", "lengths", "fills", "cost"})
+    return _table(["figure", "value"], [(name.replace("_", " "), _figure(value)) for name, value in values.items()])
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def _request(plan: Plan) -> list[tuple[str, str]]:
+    given = plan.spec.model_dump(exclude_defaults=True)
+    return [(name, str(value)) for name, value in given.items()]
+
+
+def _bars(histogram: Histogram, name: object) -> str:
+    most = max([*histogram.counts, 1])
+    step = (WIDTH - LEFT) / max(len(histogram.counts), 1)
+    bars = []
+    for i, (bound, count) in enumerate(zip(histogram.bounds, histogram.counts, strict=True)):
+        tall = count / most * (HEIGHT - BOTTOM - TOP)
+        x, label = LEFT + i * step, name(bound) if callable(name) else str(bound)
+        bars.append(
+            f'<rect class="bar" x="{x + 2:.1f}" y="{HEIGHT - BOTTOM - tall:.1f}" width="{step - 4:.1f}" '
+            f'height="{tall:.1f}"><title>up to {label}: {count:,}</title></rect>'
+            f'<text x="{x + step / 2:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{label}</text>'
+        )
+    return _picture("".join(bars), [(0.0, "0"), (1.0, _short(most))])
+
+
+def _curve(curve: CostCurve) -> str:
+    top = max([*curve.high, 1.0])
+    count = max(len(curve.steps) - 1, 1)
+
+    def points(values: Sequence[float]) -> list[str]:
+        return [
+            f"{LEFT + i / count * (WIDTH - LEFT):.1f},{HEIGHT - BOTTOM - value / top * (HEIGHT - BOTTOM - TOP):.1f}"
+            for i, value in enumerate(values)
+        ]
+
+    band = points(curve.low) + points(curve.high)[::-1]
+    shapes = (
+        f'<polygon class="band" points="{" ".join(band)}"/>'
+        f'<polyline class="mean" points="{" ".join(points(curve.mean))}"/>'
+        f'<text x="{LEFT}" y="{HEIGHT - 10}">step 0</text>'
+        f'<text x="{WIDTH}" y="{HEIGHT - 10}" text-anchor="end">step {curve.steps[-1]:,}</text>'
+    )
+    return _picture(shapes, [(0.0, "0"), (1 / top, "mean"), (1.0, f"{top:.2f}")])
+
+
+def _picture(shapes: str, marks: Sequence[tuple[float, str]]) -> str:
+    lines = []
+    for share, label in marks:
+        y = HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
+        lines.append(
+            f'<line class="axis" x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+        )
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(lines)}{shapes}</svg>'
+
+
+def _short(count: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
+
+
+def _tokens(bound: float) -> str:
+    return f"{bound / 1024:.0f}k" if bound >= 1024 else f"{bound:.0f}"
+
+
+def _percent(bound: float) -> str:
+    return f"{bound:.4%}".rstrip("0%").rstrip(".") + "%"
