@@ -44,7 +44,7 @@ def listed(batches: Any) -> list[Any]:
     return [[data["step"], data["input_ids"].tolist(), labels.tolist()] for data, labels in batches]
 
 
-@pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (4, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (4, "fork"), (1, "spawn")])
 def test_workers_of_every_kind_give_the_same_steps(plan: PlanFile, workers: int, method: Any) -> None:
     dataset = PackedDataset(plan, plan.store, start_step=2)
     batches = loader(dataset, workers=workers, method=method)
@@ -145,10 +145,10 @@ def hangs(packs: Any, step: int) -> Any:
 def test_no_worker_can_hang_the_loop(plan: PlanFile, layout: Any, message: str) -> None:
     seen: list[int] = []
     with pytest.raises(Unavailable, match=message) as caught:
-        seen.extend(loader(PackedDataset(plan, plan.store, layout=layout), workers=1, timeout=3))
+        seen.extend(loader(PackedDataset(plan, plan.store, layout=layout), workers=1, timeout=2))
     assert seen == [*range(len(seen))]
     if layout is hangs:
-        assert "did not come from loader worker 0 of 1 within 3 s" in str(caught.value)
+        assert "did not come from loader worker 0 of 1 within 2 s" in str(caught.value)
 
 
 def test_what_waits_is_bounded_in_bytes(plan: PlanFile) -> None:

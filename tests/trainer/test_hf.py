@@ -114,3 +114,15 @@ def test_interleaved_rows_are_reordered_to_halves_and_scores_stay() -> None:
     torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=1e-12)
     wrong = split_qkv(x @ weight.T, shape.q_per_kv, shape.head_dim)
     assert not torch.allclose(rotate(wrong[0], *tables), rotate(wrong[0], *tables, interleaved=True))
+
+
+def test_an_interleaved_model_gives_the_same_logits_once_exported(tmp_path: Path) -> None:
+    model = InternLM2(replace(SHAPE, rope_interleaved=True), seed=3)
+    save_hf(tmp_path, plain(model))
+    exported = plain(InternLM2(load_config(tmp_path)))
+    load_hf(tmp_path, exported)
+    assert not exported.model.config.rope_interleaved
+    arguments = torch.arange(20)[None], torch.tensor([0, 20], dtype=torch.int32), torch.arange(20), 20
+    torch.testing.assert_close(exported.model(*arguments), model(*arguments), rtol=0, atol=1e-6)
+    halves = InternLM2(SHAPE, seed=3)
+    assert not torch.allclose(halves(*arguments), model(*arguments), rtol=0, atol=1e-5)

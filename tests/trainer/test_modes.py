@@ -34,10 +34,10 @@ def config(kv_heads: int) -> ModelConfig:
 
 
 def whole_step(ranks: int) -> Step:
-    """Packs of all data ranks: ragged samples, masked labels in unequal numbers, and some without a trained token."""
+    """Packs of all data ranks: ragged samples, masked labels in unequal numbers; the second rank trains nothing."""
     lengths = itertools.cycle([[9, 1, 14], [32], [3, 3, 11, 5, 7], [20], [17, 15]])
     packs = [random_samples(next(lengths), 64, seed) for seed in range(ranks * MICRO)]
-    data, labels = make_step(packs, PACK, untrained=[1])
+    data, labels = make_step(packs, PACK, untrained=[1, 2, 3])
     for row in range(len(labels)):
         labels[row, : 3 * row] = -100
     return data, labels

@@ -28,6 +28,7 @@ from packhouse.trainer.parallel import ModeName, build, make_groups, plain
 from packhouse.trainer.parallel.shard import whole_parameter
 from packhouse.trainer.run import run
 from packhouse.trainer.train import train
+from packhouse.worker.plans import build_plan
 
 CPU = torch.device("cpu")
 
@@ -179,6 +180,19 @@ def test_more_steps_than_the_plan_has_are_refused(config: RunConfig) -> None:
 def test_a_vocabulary_that_is_too_small_is_refused(config: RunConfig) -> None:
     with pytest.raises(Mismatch, match=r"has a vocabulary of 6.. and the model one of 512"):
         run(replace(config, model=replace(config.model, vocab_size=None)), CPU)
+
+
+@pytest.mark.parametrize("name", ["msp", "isp"])
+def test_a_pack_length_that_cannot_be_cut_is_refused_before_the_first_step(
+    pool: Pool, corpus: Corpus, tmp_path: Path, name: str
+) -> None:
+    store = LocalStore(corpus.store)
+    spec = PlanFile.open(store, corpus.plan).spec
+    odd = build_plan(store, spec.model_copy(update={"pack_length": 95}))
+    path = settings(corpus, tmp_path, extra=f'[parallel]\nmode = "{name}"\ntp = 2\n')
+    path.write_text(path.read_text().replace(corpus.plan, odd.id))
+    with pytest.raises(AssertionError, match="95 tokens of a pack cannot be cut equally over 2 ranks"):
+        pool.run(2, run_case, path)
 
 
 def test_a_checkpoint_of_another_plan_is_refused(corpus: Corpus, config: RunConfig, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The shape at every point that the specification of the data flow names, in every mode."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -99,3 +100,29 @@ def test_shapes_are_those_of_the_specification(
 ) -> None:
     found = pool.run(4, shapes, name, 2, wp, parallel_output)
     assert found == [expected(name, 2, wp or 2, parallel_output)] * 4
+
+
+def kept(name: ModeName, wp: int | None) -> Counter[tuple[int, ...]]:
+    """Shapes of what a forward pass keeps for the backward pass."""
+    config = ModelConfig(D, 1, num_heads=N, num_kv_heads=K, ffn_size=2 * F, vocab_size=V)
+    sharded = build(config, make_groups(2, wp), name)
+    ((pack, labels),) = micro_batches(*make_step([random_samples([20, 4], V)], T), torch.device("cpu"))
+    own, _ = sharded.own_data(pack, labels)
+    seen: Counter[tuple[int, ...]] = Counter()
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        seen[tuple(x.shape)] += 1
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        sharded.model(own["input_ids"], own["cu_seqlens"], own["indexes"], own["max_seqlen"])
+    return seen
+
+
+def test_only_msp_keeps_gathered_inputs_and_isp_keeps_no_weight(pool: Pool) -> None:
+    """wqkv, w1, w3 and the head take the gathered sequence; isp would have five whole weights, and keeps none."""
+    msp, fsp, isp = (pool.run(4, kept, *case)[0] for case in (("msp", None), ("fsp", None), ("isp", 4)))
+    # One other tensor of that shape is the result of wqkv: half of QKV is D.
+    assert [seen[1, T, D] + seen[T, D] for seen in (msp, fsp, isp)] == [4 + 1, 1, 0]
+    whole_weights = {(QKV, D), (D, QKV), (D, D), (2 * F, D), (D, 2 * F), (V, D), (D, V)}
+    assert not whole_weights & isp.keys()

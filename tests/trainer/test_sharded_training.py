@@ -65,6 +65,14 @@ def case_with_state(name: ModeName, tp: int, wp: int | None, shard: bool) -> tup
     return [entry.loss for entry in logs], weights, states
 
 
+def test_fsp_gives_the_numbers_of_msp_to_the_bit(pool: Pool) -> None:
+    (msp, weights, _), (fsp, other_weights, _) = (
+        pool.run(4, case_with_state, name, 2, None, False)[0] for name in ("msp", "fsp")
+    )
+    assert fsp == msp
+    torch.testing.assert_close(other_weights, weights, rtol=0, atol=0)
+
+
 def test_the_largest_parameters_are_dealt_out_first() -> None:
     owners = deal_out({"a": 5, "b": 9, "c": 4, "d": 1, "e": 9}, 2)
     assert owners == {"b": 0, "e": 1, "a": 0, "c": 1, "d": 1}

@@ -156,9 +156,12 @@ class Client:
         """Return a plan to iterate: from ``store`` where it is seen from here, else through the service."""
         return HttpPlan(self.connection, plan_id) if store is None else PlanFile.open(store, plan_id)
 
-    def open_store(self, folder: str | PathLike[str] | None = None) -> HttpStore:
-        """Return the service's shards as a store: each is fetched once into ``folder`` (default PACKHOUSE_CACHE)."""
-        return HttpStore(self.connection, folder)
+    def open_store(self, folder: str | PathLike[str] | None = None, budget: int | None = None) -> HttpStore:
+        """Return the service's shards as a store: each is fetched once into ``folder`` (default PACKHOUSE_CACHE).
+
+        All processes of a node share the folder and its ``budget`` in bytes (default PACKHOUSE_CACHE_BYTES).
+        """
+        return HttpStore(self.connection, folder, budget)
 
     def _events(self, job_id: str, seen: int | None) -> Iterator[Job]:
         headers = {"accept": "text/event-stream", "cache-control": "no-store"}

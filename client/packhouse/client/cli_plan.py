@@ -7,6 +7,7 @@ import typer
 
 from packhouse.client import console
 from packhouse.client.api import Client
+from packhouse.client.cli_audit import audit_plan
 from packhouse.client.command import AsJson, Url, request, show
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.plan_diff import plan_diff
@@ -17,7 +18,10 @@ from packhouse.client.wire import CostModel, Plan, PlanSpec, Strategy
 def plan(
     dataset_ids: Annotated[
         list[str],
-        typer.Argument(metavar="DATASET... | diff PLAN PLAN", help="Ids of datasets; or two plans to compare."),
+        typer.Argument(
+            metavar="DATASET... | diff PLAN PLAN | audit PLAN",
+            help="Ids of datasets; or two plans to compare; or a plan to audit.",
+        ),
     ],
     pack_length: Annotated[int | None, typer.Option(help="Tokens of a pack.")] = None,
     strategy: Annotated[Strategy, typer.Option(help="How samples become packs.")] = "best_fit",
@@ -42,13 +46,20 @@ def plan(
     cost_token: Annotated[int, typer.Option(help="Cost of a token.")] = CostModel().token,
     cost_square: Annotated[int, typer.Option(help="Cost of the square of a segment's tokens.")] = CostModel().square,
     report: Annotated[Path | None, typer.Option(help="Write the report as an HTML page with pictures.")] = None,
+    log: Annotated[list[Path] | None, typer.Option(help="For audit: the log of a rank; one for each.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="For audit: the store's folder; else the service is asked.")
+    ] = None,
+    until: Annotated[int | None, typer.Option(help="For audit: the first step that is left out.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report, and store nothing.")] = False,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """Build a plan and report how good it is; 'plan diff A B' compares two."""
+    """Build a plan and report how good it is; 'plan diff A B' compares two, 'plan audit' checks deliveries."""
     if dataset_ids[0] == "diff":
         return _diff(dataset_ids[1:], url, as_json=as_json)
+    if dataset_ids[0] == "audit":
+        return audit_plan(dataset_ids[1:], log or [], store, until, url, as_json=as_json)
     spec = request(
         PlanSpec,
         datasets=dataset_ids,

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from packhouse.client.api import OnProgress
+from packhouse.client.ledger import Audit
 from packhouse.client.plan_diff import PlanDiff
 from packhouse.client.wire import Dataset, Job, JobState, Plan, Rejected
 from packhouse.client.wire import Progress as JobProgress
@@ -154,6 +155,22 @@ def progress_bar(console: Console) -> Iterator[OnProgress]:
             bar.update(task, description=_phase(job), total=total, completed=done.bytes_done, numbers=_numbers(done))
 
         yield show
+
+
+def audit_summary(found: Audit) -> Table:
+    """Return what an audit found, with the first places of each fault."""
+    table = _facts()
+    table.add_row("plan", found.plan)
+    table.add_row("steps", f"{found.steps:,}")
+    table.add_row("planned", f"{found.packs:,} packs, {found.tokens:,} tokens")
+    table.add_row("exactly once", f"{found.delivered:,} packs")
+    for name in ("missing", "repeated", "altered", "unplanned"):
+        places = getattr(found, name)
+        if places:
+            first = ", ".join(f"step {step} slot {slot}" for step, slot in places[:5])
+            table.add_row(name, f"{len(places):,} packs: {first}{', …' if len(places) > 5 else ''}")
+    table.add_row("result", "each planned token was delivered exactly once" if found.exact else "NOT exact")
+    return table
 
 
 def _phase(job: Job) -> str:

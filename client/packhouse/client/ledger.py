@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from packhouse.client.errors import InvalidRequest, Mismatch
 from packhouse.client.pack import Pack, PackBuilder
 from packhouse.client.plan import PlanSource, decode_steps
 from packhouse.client.store import ReadStore
+from packhouse.client.wire import Wire
 
 STEPS_AT_ONCE = 16
 
@@ -55,24 +56,22 @@ class Log:
             file.write(text.encode())
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """What the logs prove of the steps ``start:stop`` of a plan."""
+class Audit(Wire):
+    """What the logs prove of the first ``steps`` steps of a plan."""
 
     plan: str
-    start: int
-    stop: int
-    packs: int = 0
+    steps: int
+    packs: int
     """Packs with tokens that the plan has there."""
-    tokens: int = 0
+    tokens: int
     """Their tokens."""
-    delivered: int = 0
+    delivered: int
     """Of those packs, the ones delivered exactly once and unaltered."""
-    missing: list[tuple[int, int]] = field(default_factory=list)
+    missing: list[tuple[int, int]]
     """(step, slot) of packs that were not delivered."""
-    repeated: list[tuple[int, int]] = field(default_factory=list)
-    altered: list[tuple[int, int]] = field(default_factory=list)
-    unplanned: list[tuple[int, int]] = field(default_factory=list)
+    repeated: list[tuple[int, int]]
+    altered: list[tuple[int, int]]
+    unplanned: list[tuple[int, int]]
 
     @property
     def exact(self) -> bool:
@@ -89,20 +88,29 @@ def audit(plan: PlanSource, store: ReadStore, logs: Iterable[str | os.PathLike[s
     header = plan.header
     end = header.steps if stop is None else stop
     seen, digests = _deliveries([_read(Path(path), header.id) for path in logs])
-    found = Audit(header.id, 0, end)
-    packs = tokens = delivered = 0
+    missing: list[tuple[int, int]] = []
+    repeated: list[tuple[int, int]] = []
+    altered: list[tuple[int, int]] = []
+    packs = tokens = 0
     for place, pack in _planned(plan, store, end):
         packs, tokens = packs + 1, tokens + pack.num_tokens
         count = seen.pop(place, 0)
         if count != 1:
-            (found.repeated if count else found.missing).append(place)
+            (repeated if count else missing).append(place)
         elif digests[place] != pack_digest(pack):
-            found.altered.append(place)
-        else:
-            delivered += 1
-    found.unplanned.extend(sorted(place for place in seen if place[0] < end and not _is_empty(plan, place)))
-    lists = found.missing, found.repeated, found.altered, found.unplanned
-    return Audit(header.id, 0, end, packs, tokens, delivered, *lists)
+            altered.append(place)
+    unplanned = sorted(place for place in seen if place[0] < end and not _is_empty(plan, place))
+    return Audit(
+        plan=header.id,
+        steps=end,
+        packs=packs,
+        tokens=tokens,
+        delivered=packs - len(missing) - len(repeated) - len(altered),
+        missing=missing,
+        repeated=repeated,
+        altered=altered,
+        unplanned=unplanned,
+    )
 
 
 @dataclass(frozen=True, slots=True)

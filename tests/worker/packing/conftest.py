@@ -23,7 +23,7 @@ def rows() -> Callable[[Packing, Any], Rows]:
     """Return the packs of a packing, each a list of (sample, start, length)."""
 
     def unpacked(packing: Packing, lengths: Any) -> Rows:
-        columns = packing.sample, *packing.cuts(np.asarray(lengths, np.int32))
+        columns = packing.cuts(np.asarray(lengths, np.int32))
         flat = list(zip(*(column.tolist() for column in columns), strict=True))
         return [flat[a:b] for a, b in pairwise(packing.offsets.tolist())]
 

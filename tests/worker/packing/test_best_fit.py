@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from packhouse.client.wire import PlanSpec
 from packhouse.worker.packing.balance import best_fit_costs
 from packhouse.worker.packing.best_fit import best_fit
-from packhouse.worker.packing.overlong import piece_counts, split
+from packhouse.worker.packing.overlong import piece_counts
+from packhouse.worker.packing.pieces import split
 from packhouse.worker.packing.segments import costs
 
 Make = Callable[..., Any]
@@ -62,13 +63,15 @@ def test_what_fits_exactly_is_joined(tokens: Make, lengths: list[int], room: int
 
 
 def test_split_cuts_into_full_pieces_and_a_rest(tokens: Make) -> None:
-    pieces = split(tokens([5, 0, 3, 8]), 4)
+    lengths = tokens([5, 0, 3, 8])
+    pieces = split(lengths, 4)
     assert pieces is not None
-    columns = pieces.sample, pieces.start, pieces.length
-    assert [column.tolist() for column in columns] == [[0, 0, 2, 3, 3], [0, 4, 0, 0, 4], [4, 1, 3, 4, 4]]
-    assert pieces.of(np.array([3, 1, 0])).tolist() == [3, 4, 0, 1]
+    order = pieces.of(np.array([3, 1, 0]))
+    assert order.tolist() == [5, 3, 1, 4, 0]
+    columns = pieces.cuts(order, lengths)
+    assert [column.tolist() for column in columns] == [[3, 3, 1, 0, 0], [0, 4, 0, 0, 4], [4, 4, 0, 4, 1]]
     assert split(tokens([4, 0, 3]), 4) is None
-    assert piece_counts(tokens([5, 0, 3, 8]), 4).tolist() == [0, 1, 0, 1, 3]
+    assert piece_counts(lengths, 4).tolist() == [0, 1, 0, 1, 3]
 
 
 def test_a_shuffle_orders_the_packs_and_changes_none(tokens: Make, samples: Make) -> None:

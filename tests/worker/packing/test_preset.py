@@ -24,7 +24,7 @@ def test_rows_name_samples_of_datasets_and_order_their_packs(rows: Make) -> None
 
 
 def table(packing: Packing) -> PackTable:
-    return PackTable(packing.offsets, packing.sample, *packing.cuts(LENGTHS), *costs(packing, LENGTHS, 1, 0))
+    return PackTable(packing.offsets, *packing.cuts(LENGTHS), *costs(packing, LENGTHS, 1, 0))
 
 
 def test_an_exported_plan_reads_back_as_it_was(tmp_path: Path, memory_store: Make, rows: Make) -> None:

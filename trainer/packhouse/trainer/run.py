@@ -1,7 +1,7 @@
 """A whole training run from its settings: data, model, optimizer, resumption, evaluation, metrics, export."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import itertools
+from collections.abc import Callable
 
 import torch
 from torch.utils.data import DataLoader
@@ -16,9 +16,9 @@ from packhouse.trainer.config import DataSection, EvaluationSection, RunConfig
 from packhouse.trainer.evaluate import evaluate
 from packhouse.trainer.hf import load_hf, save_hf
 from packhouse.trainer.log import JsonLines, StepLog, TensorBoard, print_step
-from packhouse.trainer.model import ModelConfig
 from packhouse.trainer.optim import make_optimizer
 from packhouse.trainer.parallel import Groups, Options, ShardedModel, build, make_groups
+from packhouse.trainer.parallel.collectives import check_divides
 from packhouse.trainer.train import train
 
 
@@ -30,7 +30,7 @@ def run(config: RunConfig, device: torch.device) -> list[StepLog]:
     source, store = open_data(config.data, config.data.plan)
     dataset = PackedDataset(source, store, groups.data.rank, groups.data.size)
     held_out = config.evaluation.steps if config.evaluation and config.evaluation.plan is None else 0
-    _check_plan(source, model.model.config, config.train.steps, held_out)
+    _check_plan(source, model, config.train.steps, held_out)
     checkpoints = None
     if config.checkpoint is not None:
         checkpoints = Checkpoints(config.checkpoint.folder, keep=config.checkpoint.keep)
@@ -38,7 +38,7 @@ def run(config: RunConfig, device: torch.device) -> list[StepLog]:
         if found is not None:
             dataset.load_state_dict(found["data"])
     sinks = _Sinks(config, groups)
-    after_step = _after_step(config, model, optimizer, checkpoints, source.header.id, groups, sinks)
+    after_step = _after_step(config, model, optimizer, checkpoints, sinks)
     loader = DataLoader(dataset, batch_size=None, num_workers=config.data.workers)
     try:
         logs = train(model, loader, config.train, optimizer=optimizer, log=sinks.step, after_step=after_step)
@@ -71,8 +71,8 @@ def open_data(data: DataSection, plan: str) -> tuple[PlanSource, ReadStore]:
     return client.open_plan(plan), client.open_store()
 
 
-def _check_plan(source: PlanSource, shape: ModelConfig, steps: int, held_out: int) -> None:
-    """Raise InvalidRequest for more steps than the plan has, Mismatch for ids that the model does not have."""
+def _check_plan(source: PlanSource, model: ShardedModel, steps: int, held_out: int) -> None:
+    """Raise before the first step: for steps, ids or a pack length with which the last one would not be reached."""
     header = source.header
     if steps > header.steps - held_out:
         raise InvalidRequest(
@@ -80,11 +80,14 @@ def _check_plan(source: PlanSource, shape: ModelConfig, steps: int, held_out: in
             "lower train.steps, or build a plan with more epochs",
         )
     largest = max(dataset.vocab_size for dataset in header.datasets)
-    if largest > shape.vocab_size:
+    vocab_size = model.model.config.vocab_size
+    if largest > vocab_size:
         raise Mismatch(
-            f"plan {header.id} has a vocabulary of {largest} and the model one of {shape.vocab_size}",
+            f"plan {header.id} has a vocabulary of {largest} and the model one of {vocab_size}",
             "set model.vocab_size to at least the plan's",
         )
+    if model.mode.cut_sequence:
+        check_divides(header.spec.pack_length, model.groups.tensor.size, "tokens of a pack")
 
 
 def _after_step(
@@ -92,30 +95,33 @@ def _after_step(
     model: ShardedModel,
     optimizer: torch.optim.Optimizer,
     checkpoints: Checkpoints | None,
-    plan: str,
-    groups: Groups,
     sinks: "_Sinks",
 ) -> Callable[[int], None]:
     """What happens between two steps: evaluation and checkpoints, on all ranks alike."""
+    evaluation, kept = config.evaluation, config.checkpoint
+    held_out = _held_out(config, evaluation, model.groups) if evaluation is not None else None
 
     def after_step(step: int) -> None:
         last = step == config.train.steps
-        evaluation = config.evaluation
-        if evaluation is not None and (last or step % evaluation.every == 0):
-            loss = evaluate(model, _held_out(config, evaluation, groups), bf16=config.train.bf16)
-            sinks.evaluated(step, loss)
-        kept = config.checkpoint
+        if evaluation is not None and held_out is not None and (last or step % evaluation.every == 0):
+            some = itertools.islice(held_out, evaluation.steps)
+            sinks.evaluated(step, evaluate(model, some, bf16=config.train.bf16))
         if checkpoints is not None and kept is not None and (last or step % kept.every == 0):
-            checkpoints.save(step, model, optimizer, {"plan": plan, "step": step})
+            checkpoints.save(step, model, optimizer, {"plan": config.data.plan, "step": step})
 
     return after_step
 
 
-def _held_out(config: RunConfig, evaluation: EvaluationSection, groups: Groups) -> Iterable[Any]:
+def _held_out(config: RunConfig, evaluation: EvaluationSection, groups: Groups) -> PackedDataset:
+    """The steps that are not trained on; each iteration starts anew."""
     source, store = open_data(config.data, evaluation.plan or config.data.plan)
-    first = source.header.steps - evaluation.steps if evaluation.plan is None else 0
-    dataset = PackedDataset(source, store, groups.data.rank, groups.data.size, start_step=max(first, 0))
-    return (batch for _, batch in zip(range(evaluation.steps), dataset, strict=False))
+    steps = source.header.steps
+    if evaluation.steps > steps:
+        raise InvalidRequest(
+            f"evaluation.steps is {evaluation.steps} and plan {source.header.id} has {steps}", "lower evaluation.steps"
+        )
+    first = steps - evaluation.steps if evaluation.plan is None else 0
+    return PackedDataset(source, store, groups.data.rank, groups.data.size, start_step=first)
 
 
 class _Sinks:

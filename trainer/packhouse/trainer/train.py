@@ -48,21 +48,15 @@ def train(
     sharded = model if isinstance(model, ShardedModel) else plain(model)
     optimizer = optimizer or make_optimizer(sharded, config)
     log = log or (print_step if sharded.groups.world.rank == 0 else quiet)
-    peak = peak_flops(next(sharded.model.parameters()).device)
     sharded.model.train()
     logs: list[StepLog] = []
-    skips, started = 0, clock()
+    skips, meter = 0, _Meter(sharded, clock)
     for count, (data, labels) in enumerate(batches):
         step = int(data.get("step", count))
         if step >= config.steps:
             break
         loss, norm, trained, skipped = run_step(sharded, optimizer, config, data, labels, step)
-        now = clock()
-        seconds, ranks = now - started, sharded.groups.data.size
-        started = now
-        mfu = step_flops(sharded.model.config, data["cu_seqlens"]) * ranks / seconds if peak else 0.0
-        mfu /= (peak or 1.0) * sharded.groups.world.size
-        rates = labels.numel() * ranks / seconds, trained / seconds
+        rates, mfu = meter.read(data["cu_seqlens"], labels.numel(), trained)
         entry = StepLog(step, loss, norm, learning_rate(config, step), *rates, skipped, mfu)
         log(entry)
         logs.append(entry)
@@ -77,6 +71,23 @@ def train(
         if step + 1 >= config.steps:
             break
     return logs
+
+
+class _Meter:
+    """The rates of all ranks together since it was last read."""
+
+    def __init__(self, sharded: ShardedModel, clock: Callable[[], float]) -> None:
+        self._sharded, self._clock, self._last = sharded, clock, clock()
+        self._peak = peak_flops(next(sharded.model.parameters()).device)
+
+    def read(self, cu_seqlens: Sequence[Tensor], tokens: int, trained: int) -> tuple[tuple[float, float], float]:
+        """Tokens and trained tokens per second, and MFU, of a step; `tokens` is this rank's count, `trained` all's."""
+        now = self._clock()
+        seconds, self._last = now - self._last, now
+        groups = self._sharded.groups
+        flops = step_flops(self._sharded.model.config, cu_seqlens) * groups.data.size if self._peak else 0.0
+        mfu = flops / (seconds * (self._peak or 1.0) * groups.world.size)
+        return (tokens * groups.data.size / seconds, trained / seconds), mfu
 
 
 def run_step(

@@ -40,7 +40,7 @@ def write_parts(
         for number, table in enumerate(_tables(packing, lengths, measures.spec)):
             if store is not None:
                 pending.append(writer.submit(_write, store, part_path(plan_id, number), table))
-            measures.add(table, cut=packing.start is not None)
+            measures.add(table, cut=packing.cutting)
             while len(pending) >= AHEAD:
                 files.append(pending.popleft().result())
         files.extend(future.result() for future in pending)
@@ -53,8 +53,7 @@ def _tables(packing: Packing, lengths: Int32, spec: PlanSpec) -> Iterator[PackTa
         last = min(first + height, packing.packs)
         low, high = int(packing.offsets[first]), int(packing.offsets[last])
         offsets = packing.offsets[first : last + 1] - low
-        start, length = packing.cuts(lengths, low, high)
-        sample = packing.sample[low:high]
+        sample, start, length = packing.cuts(lengths, low, high)
         tokens, cost = costs(Packing(offsets, sample, start, length), lengths, spec.cost.token, spec.cost.square)
         yield PackTable(offsets, sample, start, length, tokens, cost)
 

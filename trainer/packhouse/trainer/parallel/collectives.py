@@ -45,7 +45,8 @@ def start_gather(x: Tensor, group: Group, dim: int) -> Callable[[], Tensor]:
     whole = part.new_empty(group.size * part.shape[0], *part.shape[1:])
     work = getattr(dist, GATHER)(whole, part, group=group.handle, async_op=True)
 
-    def wait() -> Tensor:
+    def wait(kept: Tensor = part) -> Tensor:
+        """The result; `kept` is what is sent, which must stay alive until it has arrived."""
         work.wait()
         return whole.movedim(0, dim)
 

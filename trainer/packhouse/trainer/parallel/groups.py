@@ -59,13 +59,15 @@ def make_groups(tp: int = 1, wp: int | None = None) -> Groups:
     """
     running = dist.is_initialized()
     rank, world = (dist.get_rank(), dist.get_world_size()) if running else (0, 1)
-    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+    made: dict[tuple[bool, tuple[int, ...]], dist.ProcessGroup | None] = {}
     own: dict[str, Group] = {}
     for kind, all_ranks in rank_table(world, tp, tp if wp is None else wp).items():
         for ranks in all_ranks:
-            # Every rank creates every group, in the same order: torch asks for it.
-            if ranks not in made:
-                made[ranks] = dist.new_group(list(ranks)) if running and len(ranks) > 1 else None
+            # Weights travel while activations do: among the same ranks they have a channel of their own, so that
+            # neither waits behind the other. Every rank creates every group, in the same order: torch asks for it.
+            key = kind == "weight", ranks
+            if key not in made:
+                made[key] = dist.new_group(list(ranks)) if running and len(ranks) > 1 else None
             if rank in ranks:
-                own[kind] = Group(ranks, ranks.index(rank), made[ranks])
+                own[kind] = Group(ranks, ranks.index(rank), made[key])
     return Groups(**own)

@@ -65,6 +65,7 @@ def mode(model: InternLM2, groups: Groups, options: Options) -> Mode:
         sum_whole=groups.world,
         loss=cross_entropy,
         sum_loss=groups.world if options.parallel_output else groups.data,
+        cut_sequence=True,
         cut_data=True,
         cut_labels=options.parallel_output,
     )

@@ -52,4 +52,5 @@ def around_columns(config: ModelConfig, groups: Groups, options: Options, column
         sum_whole=groups.world,
         loss=tensor_loss(groups, options.parallel_output),
         sum_loss=groups.data,
+        cut_sequence=True,
     )

@@ -49,6 +49,8 @@ class Mode:
     loss: Loss
     sum_loss: Group
     """The ranks whose parts of the loss add up; the other ranks hold the same part."""
+    cut_sequence: bool = False
+    """Whether activations, or already the data, are cut along the sequence over the tensor group."""
     cut_data: bool = False
     cut_labels: bool = False
 

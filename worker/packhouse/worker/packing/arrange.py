@@ -1,5 +1,6 @@
 """From samples to the packs of whole steps: draws, strategy, order and tail, each pass derivable without the others."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from packhouse.worker.packing.internevo_unpacked import internevo_unpacked
 from packhouse.worker.packing.length_grouped import by_rank, length_grouped
 from packhouse.worker.packing.mixture import Draw, interleaved
 from packhouse.worker.packing.none import none
-from packhouse.worker.packing.overlong import Pieces, split
+from packhouse.worker.packing.pieces import Pieces, split
 from packhouse.worker.packing.segments import Ids, Int32, Packing, costs, joined, narrow
 from packhouse.worker.packing.shuffle import GROUPS, PACKS, SAMPLES, shuffled
 from packhouse.worker.packing.soft import soft
@@ -48,8 +49,8 @@ def one_pass(lengths: Int32, draw: Draw, epoch: int, spec: PlanSpec, pieces: Pie
         order = np.add(order, draw.first, dtype=narrow(draw.last))
     if pieces is None:
         return _packed(lengths, order, draw, epoch, spec)
-    packing = _packed(pieces.length, pieces.of(order), draw, epoch, spec)
-    return packing.of_pieces(pieces.sample, pieces.start, pieces.length)
+    order = pieces.of(order)
+    return replace(_packed(pieces.length, order, draw, epoch, spec), pieces=pieces)
 
 
 def _packed(lengths: Int32, order: Ids, draw: Draw, epoch: int, spec: PlanSpec) -> Packing:
