@@ -57,6 +57,7 @@ for name in ("ray", "fastapi", "uvicorn", "transformers", "tokenizers", "torch",
 import packhouse.client
 import packhouse.client.api, packhouse.client.cli, packhouse.client.format, packhouse.client.pack
 import packhouse.client.plan, packhouse.client.remote, packhouse.client.store
+import packhouse.client.handshake, packhouse.client.kernel, packhouse.client.ledger, packhouse.client.shard_cache
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import peers  # type: ignore[import-not-found]  # beside this file, which runs as a script
+import peers
 from rich.console import Console
 from rich.table import Table
 

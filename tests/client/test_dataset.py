@@ -143,3 +143,32 @@ def test_what_is_not_there_is_refused(memory_store: Memory, write_dataset: Write
     plan = build(memory_store(), write_dataset)
     with pytest.raises(InvalidRequest):
         PackedDataset(plan, plan.store, **arguments)
+
+
+def test_epochs_differ_in_order_and_not_in_content(memory_store: Memory, write_dataset: Write) -> None:
+    """Epochs are in the plan, so that they reach workers that stay, and a resumed run, without being told."""
+    samples = [[100 + i] * 4 for i in range(24)]
+    plan = build(memory_store(), write_dataset, samples, ranks=1, epochs=2, strategy="none", pack_length=4)
+    seen = [int(data["input_ids"][0, 0]) for data, _ in PackedDataset(plan, plan.store)]
+    first, second = seen[:26], seen[26:]
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+def test_a_shard_may_be_written_again_while_it_is_read(tmp_path: Path, write_dataset: Write) -> None:
+    plan = build(LocalStore(tmp_path), write_dataset)
+    expected = [list(rows(batch)) for batch in PackedDataset(plan, plan.store)]
+    reader = iter(PackedDataset(plan, plan.store))
+    seen = [list(rows(next(reader)))]
+    for path in tmp_path.rglob("shards/*/*.arrow"):
+        key = path.relative_to(tmp_path).as_posix()
+        plan.store.write(key, path.read_bytes())  # type: ignore[attr-defined]
+    assert seen + [list(rows(batch)) for batch in reader] == expected
+
+
+def test_documents_of_one_token_make_segments_of_one(memory_store: Memory, write_dataset: Write) -> None:
+    plan = build(memory_store(), write_dataset, [[11], [], [21], []], ranks=1, epochs=1, seed=None, pack_length=4)
+    for data, _ in PackedDataset(plan, plan.store):
+        (ends,) = data["cu_seqlens"]
+        assert (ends.dtype, int(ends[0]), int(ends[-1])) == (torch.int32, 0, data["input_ids"].shape[1])
+        assert (ends.diff() >= 1).all()

@@ -57,6 +57,13 @@ def test_a_restart_in_another_world_takes_back_what_it_does_again(plan: PlanFile
     assert audit(plan, plan.store, logs(tmp_path)).exact
 
 
+def test_a_log_of_its_own_for_every_start_does_as_well(plan: PlanFile, tmp_path: Path) -> None:
+    for number, (world, start, stop) in enumerate([(2, 0, 3), (2, 0, 5), (2, 4, 6), (3, 4, None)]):
+        (tmp_path / str(number)).mkdir()
+        run(plan, tmp_path / str(number), world, start, stop)
+    assert audit(plan, plan.store, sorted(tmp_path.rglob("*.jsonl"))).exact
+
+
 def test_every_fault_is_found(plan: PlanFile, tmp_path: Path) -> None:
     run(plan, tmp_path, 2)
     log = tmp_path / "0.jsonl"

@@ -118,7 +118,7 @@ def test_cancel_queued_running_and_finished(
         finished = client.wait(after.id)
         assert client.job(queued.id).started_at is None
         for job in (finished, cancelled):
-            with pytest.raises(PackhouseError, match=f"has already {job.state}") as caught:
+            with pytest.raises(PackhouseError, match=f"is {job.state} already") as caught:
                 client.cancel(job.id)
             assert (caught.value.kind, caught.value.status) == ("conflict", 409)
         assert not list((tmp_path / "store" / "tmp").glob("*"))
@@ -236,3 +236,19 @@ def test_a_warning_of_the_recipe_stands_in_the_job(service: Any, texts: Path, to
         spec = JobSpec(sources=[str(texts)], tokenizer=str(tokenizer_dir), kind="chat", template=template)
         (warning,) = client.submit(spec).warnings
     assert "'<eoa>', which is not a token of its own" in warning
+
+
+def test_an_empty_source_gives_no_rows_and_a_warning(service: Any, tmp_path: Path, tokenizer_dir: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with Client(service.url) as client:
+        job = client.wait(client.submit(JobSpec(sources=[str(tmp_path)], tokenizer=str(tokenizer_dir))).id)
+    assert job.progress.rows == 0
+    assert job.warnings == [f"the source '{tmp_path}/empty.jsonl' is empty"]
+
+
+@pytest.mark.parametrize("last", ["x", "-1", "9" * 5000])
+def test_an_event_id_that_was_never_given_is_as_good_as_none(service: Any, cached: Job, last: str) -> None:
+    headers = {"last-event-id": last}
+    answer = httpx.get(f"{service.url}/v1/jobs/{cached.id}/events", headers=headers)
+    assert answer.status_code == 200
+    assert '"state":"succeeded"' in answer.text

@@ -48,6 +48,8 @@ def check(response: httpx.Response, status: int, kind: str, *words: str) -> dict
         ({"tokenizer": "/usr"}, ["/usr", "tokenizer.json"]),
         ({"kind": "images"}, ["body.kind", "images"]),
         ({"max_length": 0}, ["body.max_length", "0"]),
+        ({"max_length": True}, ["body.max_length", "integer"]),
+        ({"max_length": "9"}, ["body.max_length", "integer"]),
         ({"max_bad_share": 2}, ["body.max_bad_share", "2"]),
         ({"wokenizer": 1}, ["body.wokenizer", "not permitted"]),
         ({"loss": "assistant"}, ["loss 'assistant'"]),

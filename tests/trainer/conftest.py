@@ -1,6 +1,5 @@
 """What the trainer's tests share: steps built by hand, processes for distributed cases, and a memory meter."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,13 @@ import pytest
 import torch
 from tests.trainer import steps
 from tests.trainer.pool import Pool
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from packhouse.client.format import Manifest, manifest_path
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import JobSpec, PlanSpec
+from packhouse.client.wire import PlanSpec
 from packhouse.worker.plans import build_plan
-from packhouse.worker.recipe import resolve
-from packhouse.worker.work import encode_blocks, scan_sources
 
 # On busy cores several threads of one process wait for each other longer than they compute.
 torch.set_num_threads(1)
@@ -57,22 +54,16 @@ class Corpus:
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Corpus:
-    """This project's own sources, tokenized and planned by the worker's code: over 56 steps of 2 packs, 2 epochs."""
-    folder = tmp_path_factory.mktemp("corpus")
+def corpus(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path, write_dataset: Callable[..., str]) -> Corpus:
+    """This project's own sources, tokenized, stored and planned: over 56 steps of 2 packs, in 2 epochs."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
     sources = sorted(Path(steps.__file__).parent.glob("*.py"))
-    records = [json.dumps({"text": path.read_text(encoding="utf-8")[:900]}) for path in sources]
-    (folder / "texts.jsonl").write_text("\n".join(records) + "\n", encoding="utf-8")
-    store = LocalStore(folder / "store")
-    resolved = resolve(JobSpec(sources=[str(folder / "texts.jsonl")], tokenizer=str(tokenizer_dir)), store)
-    (scanned,) = scan_sources([str(folder / "texts.jsonl")])
-    done = encode_blocks(store, resolved.recipe_, list(scanned.blocks), fast=False)
-    manifest = Manifest(resolved.recipe, resolved.vocab_size, tuple(one.receipt for one in done))
-    store.write(manifest_path(manifest.id), manifest.dump())
-    spec = PlanSpec(datasets=[manifest.id], pack_length=96, ranks=2, epochs=2)
-    plan = build_plan(store, spec)
+    samples = [tokenizer.encode(path.read_text(encoding="utf-8")[:900]).ids for path in sources]
+    store = LocalStore(tmp_path_factory.mktemp("corpus"))
+    dataset = write_dataset(store, samples, vocab_size=tokenizer.get_vocab_size())
+    plan = build_plan(store, PlanSpec(datasets=[dataset], pack_length=96, ranks=2, epochs=2))
     assert plan.report.steps >= 56
-    return Corpus(store.root, plan.id, resolved.vocab_size)
+    return Corpus(store.root, plan.id, tokenizer.get_vocab_size())
 
 
 class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]

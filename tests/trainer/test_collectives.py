@@ -86,6 +86,23 @@ def test_embedding_head_and_loss_cost_what_the_table_says(pool: Pool) -> None:
     }
 
 
+def order(overlap: bool) -> str:
+    """The collectives of a forward pass of two layers, in order: W for a weight, X for an exchange of heads."""
+    config = ModelConfig(32, 2, num_heads=4, num_kv_heads=4, ffn_size=48, vocab_size=64)
+    sharded = build(config, make_groups(2, 2), "isp", Options(overlap=overlap))
+    ((pack, targets),) = micro_batches(*make_step([random_samples([9, 7], 64)], 16), torch.device("cpu"))
+    with Recorder() as recorder:
+        micro_loss(sharded, pack, targets, 14)
+        return "".join({"all-gather": "W", "all-to-all": "X"}[kind] for kind, _, _ in recorder.calls)
+
+
+def test_weights_of_the_next_layer_follow_the_exchange_of_this_one(pool: Pool) -> None:
+    embedding, layer, head, exchange_heads = "W", "WWWWW", "W", "XXX"
+    ahead = embedding + layer + exchange_heads + layer + exchange_heads + head
+    assert pool.run(2, order, True) == [ahead] * 2
+    assert pool.run(2, order, False) == [embedding + 2 * (layer[:1] + exchange_heads + layer[1:]) + head] * 2
+
+
 def test_groups_lie_as_the_reference_has_them() -> None:
     table = rank_table(16, tp=4, wp=2)
     assert table["tensor"] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15)]

@@ -1,6 +1,8 @@
 """Whole runs on real text: every mode's loss curve, settings, resumption after a kill, evaluation and export."""
 
+import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -34,7 +36,7 @@ CPU = torch.device("cpu")
 
 
 def curve(store: Path, plan: str, vocab_size: int, name: ModeName, tp: int, wp: int | None) -> tuple[list[float], Any]:
-    """The losses of 50 steps in fp64, and the norms' weights after them."""
+    """The losses of 50 steps in fp64, fewer in a larger world, and the norms' weights after them."""
     torch.manual_seed(0)
     shape = ModelConfig(32, 2, num_heads=4, num_kv_heads=2, ffn_size=64, vocab_size=vocab_size)
     groups = make_groups(tp, wp)
@@ -43,7 +45,9 @@ def curve(store: Path, plan: str, vocab_size: int, name: ModeName, tp: int, wp: 
     config = TrainConfig(steps=50, peak_lr=1e-2, warmup_steps=5, schedule="cosine")
     source = LocalStore(store)
     batches = PackedDataset(PlanFile.open(source, plan), source, groups.data.rank, groups.data.size)
-    logs = train(model, batches, config, optimizer=make_optimizer(model, config), log=quiet)
+    count = 50 if groups.world.size < 4 else 15  # many processes on few cores take their time
+    some = itertools.islice(batches, count)
+    logs = train(model, some, config, optimizer=make_optimizer(model, config), log=quiet)
     norms = {n: whole_parameter(x, model.placements[n]) for n, x in model.model.named_parameters() if "norm" in n}
     return [entry.loss for entry in logs], {name: norm.detach().tolist() for name, norm in norms.items()}
 
@@ -56,16 +60,25 @@ def plain_curve(pool: Pool, corpus: Corpus) -> tuple[list[float], Any]:
     return losses, norms
 
 
+# In the last world there are more data ranks than packs in a step: half of the ranks train on empty packs.
 @pytest.mark.parametrize(
-    ("name", "tp", "wp"), [("mtp", 2, None), ("msp", 2, None), ("fsp", 2, None), ("isp", 2, 2), ("isp", 1, 2)]
+    ("world", "name", "tp", "wp"),
+    [(2, "mtp", 2, None), (2, "msp", 2, None), (2, "fsp", 2, None), (2, "isp", 2, 2), (4, "isp", 1, 4)],
 )
 def test_fifty_steps_agree_over_all_modes(
-    pool: Pool, corpus: Corpus, plain_curve: tuple[list[float], Any], name: ModeName, tp: int, wp: int | None
+    pool: Pool,
+    corpus: Corpus,
+    plain_curve: tuple[list[float], Any],
+    world: int,
+    name: ModeName,
+    tp: int,
+    wp: int | None,
 ) -> None:
     expected, expected_norms = plain_curve
-    for losses, norms in pool.run(2, curve, corpus.store, corpus.plan, corpus.vocab_size, name, tp, wp):
-        assert losses == pytest.approx(expected, rel=0, abs=1e-8)
-        torch.testing.assert_close(norms, expected_norms, rtol=0, atol=1e-8)
+    for losses, norms in pool.run(world, curve, corpus.store, corpus.plan, corpus.vocab_size, name, tp, wp):
+        assert losses == pytest.approx(expected[: len(losses)], rel=0, abs=1e-8)
+        if len(losses) == 50:
+            torch.testing.assert_close(norms, expected_norms, rtol=0, atol=1e-8)
 
 
 def settings(corpus: Corpus, folder: Path, steps: int = 8, extra: str = "") -> Path:
@@ -105,6 +118,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
         ('[parallel]\nmode = "pp"\n', r"parallel.mode: Input should be 'mtp', 'msp', 'fsp' or 'isp'"),
         ('[optimizer]\nname = "sgd"\n', r"optimizer: Unexpected keyword argument"),
         ('[data]\nplan = "x"\n', r"data: Value error, data has neither store nor service"),
+        ("[train]\nsteps = 2026-11-30\n", r"train.steps: Input should be a valid integer"),
         ("x = ", "cannot be read"),
     ],
 )
@@ -114,6 +128,13 @@ def test_settings_that_are_unknown_or_wrong_are_named(tmp_path: Path, change: st
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(InvalidRequest, match=message):
         read_config(tmp_path / "run.toml")
+
+
+def test_lists_and_infinity_are_taken_as_they_are_meant(corpus: Corpus, tmp_path: Path) -> None:
+    path = settings(corpus, tmp_path)
+    path.write_text(path.read_text().replace("peak_lr = 1e-3", "peak_lr = 1\nclip_norm = inf"))
+    train_settings = read_config(path).train
+    assert (train_settings.peak_lr, train_settings.betas, train_settings.clip_norm) == (1.0, (0.9, 0.99), math.inf)
 
 
 def run_case(path: Path) -> list[float]:

@@ -128,6 +128,20 @@ def test_a_pack_without_trained_tokens_adds_nothing(make_step: Make, random_samp
     assert losses[0].grad_norm == losses[1].grad_norm
 
 
+def test_the_mean_of_micro_batch_means_leaves_out_packs_that_train_nothing(
+    make_step: Make, random_samples: Make
+) -> None:
+    packs = [random_samples(lengths, 64) for lengths in ([9, 3], [16], [2])]
+    means = TrainConfig(steps=1, loss_reduction="micro_batch")
+    alone = [train(InternLM2(TINY), [make_step([pack], 16)], means, log=quiet)[0].loss for pack in packs]
+    (entry,) = train(InternLM2(TINY), [make_step([*packs, packs[0]], 16, untrained=[3])], means, log=quiet)
+    assert entry.loss == pytest.approx(sum(alone) / 3, abs=1e-6)
+    (by_token,) = train(InternLM2(TINY), [make_step(packs, 16)], TrainConfig(steps=1), log=quiet)
+    weights = [10, 15, 1]
+    expected = sum(weight * loss for weight, loss in zip(weights, alone, strict=True)) / 26
+    assert by_token.loss == pytest.approx(expected, abs=1e-6)
+
+
 def test_a_resumed_run_is_the_unbroken_one(steps: list[Any]) -> None:
     config, whole, broken = TrainConfig(steps=4, warmup_steps=3, schedule="cosine"), InternLM2(TINY), InternLM2(TINY)
     for number, (data, _) in enumerate(steps):

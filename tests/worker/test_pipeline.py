@@ -381,6 +381,29 @@ def test_a_killed_worker_changes_nothing(place: Place, tmp_path: Path, moment: s
     assert place.temporaries() == []
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_worker_that_dies_while_it_scans_is_followed_by_another(place: Place, tmp_path: Path, times: int) -> None:
+    paths, flags = [write(tmp_path / f"{name}.jsonl", name) for name in "ab"], tmp_path / "flags"
+    flags.mkdir()
+
+    def die(scan: Callable[..., Any], files: list[str]) -> Any:
+        if files[0].endswith("b.jsonl") and len(list(flags.iterdir())) < times:
+            (flags / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return scan(files)
+
+    expected = Place(LocalStore(tmp_path / "other"), Memory(), place.executor, place.tokenizer, []).run(*paths)
+    place.executor = Wrapped(place.executor, die, "scan_sources")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "SCAN_FILES", 1)
+        if times < pipeline.ATTEMPTS:
+            assert place.run(*paths) == expected
+        else:
+            with pytest.raises(Unavailable, match=r"3 workers died on '.*b\.jsonl'"):
+                place.run(*paths)
+    assert len(list(flags.iterdir())) == times
+
+
 def test_a_worker_killed_from_outside_in_mid_job(place: Place, tmp_path: Path) -> None:
     path, ready = write(tmp_path / "a.jsonl", "a"), tmp_path / "ready"
     os.mkfifo(ready)

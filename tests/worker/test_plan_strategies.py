@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.plan import PlanFile, decode_steps
+from packhouse.client.preset import export_preset, read_files
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire import PlanSpec, Strategy
 from packhouse.worker.executor import Executor
 from packhouse.worker.packing.arrange import one_pass
 from packhouse.worker.packing.mixture import Draw
-from packhouse.worker.packing.preset import export_preset, put_preset, read_files
+from packhouse.worker.packing.preset import put_preset
 from packhouse.worker.plans import build_plan
 
 Make = Callable[..., Any]
 
-STRATEGIES = ["none", "soft", "hard", "internevo", "internevo_unpacked", "best_fit", "balanced"]
+STRATEGIES: list[Strategy] = ["none", "soft", "hard", "internevo", "internevo_unpacked", "best_fit", "balanced"]
 
 SPECS = st.fixed_dictionaries(
     {
@@ -113,7 +114,7 @@ def test_weighted_datasets_are_drawn_as_asked_and_spread_evenly(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_any_number_of_workers_and_any_build_give_the_same_bytes(
-    tmp_path: Path, write_dataset: Make, executor: Executor, strategy: str
+    tmp_path: Path, write_dataset: Make, executor: Executor, strategy: Strategy
 ) -> None:
     lengths = np.random.default_rng(3).integers(0, 40, 300).tolist()
     stores = [LocalStore(tmp_path / name) for name in ("here", "there")]
@@ -178,8 +179,13 @@ def test_a_plan_goes_out_as_a_preset_and_comes_back(tmp_path: Path, memory_store
     store = memory_store()
     datasets = [write_dataset(store, [[1] * n for n in part]) for part in ([5, 9, 3, 7], [2, 8])]
     spec = PlanSpec(datasets=datasets, pack_length=8, ranks=2)
-    packs = PlanFile.open(store, build_plan(store, spec).id).packs
-    export_preset(tmp_path, packs, [0, 4, 6], ["a.jsonl", "b.jsonl"])
+    plan = PlanFile.open(store, build_plan(store, spec).id)
+    packs = plan.packs
+    export_preset(plan, tmp_path, ["a.jsonl", "b.jsonl"])
+    rows = np.load(tmp_path / "samples.npy")
+    assert rows.dtype == np.int64
+    assert (rows[:, 2:4] == -1).all()
+    assert set(map(tuple, rows[:, :2].tolist())) == {(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)}
     digest = put_preset(store, read_files(tmp_path))
     again = build_plan(store, spec.model_copy(update={"strategy": "preset", "preset": digest}))
     brought = PlanFile.open(store, again.id).packs

@@ -233,7 +233,6 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused_within_a_second(
         ("{% for m in messages %}{{ m.update({'role': 'x'}) }}{% endfor %}", "may not change"),
         ("{% for m in messages %}{{ m.content }", "cannot render"),
         ("{% nonsense %}", "cannot render"),
-        ("{{ strftime_now('%Y') }}", "today's date"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "no marker before"),
         ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "no marker behind"),
         ("{% for m in messages %}<|im_start|>{{ m.role }}<|im_end|>{% endfor %}", "content does not show"),

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,9 +17,10 @@ from packhouse.client.connection import Connection, parse, to_error
 from packhouse.client.errors import NotFound, PackhouseError, Unavailable
 from packhouse.client.format import META_SCHEMA
 from packhouse.client.plan import PlanFile, PlanSource
+from packhouse.client.preset import read_files, to_zip
 from packhouse.client.remote import HttpPlan, HttpStore
 from packhouse.client.store import ReadStore
-from packhouse.client.wire import Dataset, Job, JobSpec, JobState, Plan, PlanSpec, Rejected
+from packhouse.client.wire import Dataset, Job, JobSpec, JobState, Plan, PlanSpec, Preset, Rejected
 
 _JOBS = TypeAdapter(list[Job])
 _DATASETS = TypeAdapter(list[Dataset])
@@ -137,6 +139,12 @@ class Client:
         timeout = httpx.Timeout(self.connection.timeout, read=None)
         body = spec.model_dump(mode="json")
         return self.connection.ask(Plan, "POST", "/v1/plans", params=query, json=body, timeout=timeout)
+
+    def put_preset(self, folder: str | PathLike[str]) -> str:
+        """Store the preset in ``folder`` (``client/preset.py``) and return its id, for plans of strategy preset."""
+        body = to_zip(read_files(Path(folder)))
+        headers = {"content-type": "application/zip"}
+        return self.connection.ask(Preset, "POST", "/v1/presets", content=body, headers=headers).id
 
     def plans(self) -> Iterator[Plan]:
         """Yield all plans, by id."""

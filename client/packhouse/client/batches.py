@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import Any, Literal
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from packhouse.client.bundle import Bundle, bundle, unbundle
 from packhouse.client.dataset import Delivery, PackedDataset, _worker
 from packhouse.client.errors import Damaged, InvalidRequest, PackhouseError, Unavailable
 from packhouse.client.handshake import check_state
@@ -33,8 +34,10 @@ class _Deliveries(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Delivery | _Failure]:
         worker, workers = _worker()
+        apart = get_worker_info() is not None
         try:
-            yield from self._dataset.deliveries(self._begin + worker, workers, self._digests)
+            for one in self._dataset.deliveries(self._begin + worker, workers, self._digests):
+                yield one._replace(batch=bundle(one.batch)) if apart else one
         except PackhouseError as error:
             yield _Failure(error)
 
@@ -67,7 +70,7 @@ class Loader:
         begin, self._begin = self._begin, self.dataset.start_step
         self._next = begin
         if self._log is not None:
-            self._log.begin(plan.id, begin, self.dataset.world)
+            self._log.begin(plan.id, begin, self.dataset.rank, self.dataset.world)
         source = iter(self._data_loader(begin))
         for step in range(begin, plan.steps):
             try:
@@ -78,7 +81,7 @@ class Loader:
             self._next = step + 1
             if self._log is not None:
                 self._log.delivered(step, item.slots, item.digests)
-            yield item.batch
+            yield unbundle(item.batch) if isinstance(item.batch, Bundle) else item.batch
         for _ in source:
             raise Damaged(f"more steps came than plan {plan.id} has", "report it")
 
@@ -149,9 +152,9 @@ def loader(
 ) -> Loader:
     """Return a ``Loader`` whose ``workers`` processes, which stay for later loops, read ahead; 0 reads in this one.
 
-    At most ``prefetch_bytes`` of batches wait in all workers together. A batch that does not come within ``timeout``
-    seconds is an error that names it. ``log`` is this rank's ledger, a file to append to; see ``packhouse plan audit``.
-    Raises ``InvalidRequest`` where ``prefetch_bytes`` does not hold a step for each worker.
+    At most ``prefetch_bytes`` of packs, at 24 bytes a token, wait in all workers together. A batch that does not come
+    within ``timeout`` seconds is an error that names it. ``log`` is this rank's ledger, a file to append to; see
+    ``packhouse plan audit``. Raises ``InvalidRequest`` where ``prefetch_bytes`` does not hold a step for each worker.
     """
     options: dict[str, Any] = {"num_workers": workers, "pin_memory": pin_memory}
     if workers:

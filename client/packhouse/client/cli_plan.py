@@ -12,6 +12,7 @@ from packhouse.client.command import AsJson, Url, request, show
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.plan_diff import plan_diff
 from packhouse.client.plan_page import page
+from packhouse.client.preset import export_preset
 from packhouse.client.wire import CostModel, Plan, PlanSpec, Strategy
 
 
@@ -19,8 +20,8 @@ def plan(
     dataset_ids: Annotated[
         list[str],
         typer.Argument(
-            metavar="DATASET... | diff PLAN PLAN | audit PLAN",
-            help="Ids of datasets; or two plans to compare; or a plan to audit.",
+            metavar="DATASET... | diff PLAN PLAN | export PLAN FOLDER | audit PLAN",
+            help="Ids of datasets; or two plans to compare; or a plan to export for XTuner, or to audit.",
         ),
     ],
     pack_length: Annotated[int | None, typer.Option(help="Tokens of a pack.")] = None,
@@ -42,7 +43,8 @@ def plan(
     max_segments: Annotated[int | None, typer.Option(help="Most segments of a pack.")] = None,
     chunk_size: Annotated[int, typer.Option(help="For soft: samples packed on their own.")] = 10_000,
     extra_buffer: Annotated[int, typer.Option(help="For soft: samples searched to fill a pack.")] = 100,
-    preset: Annotated[str | None, typer.Option(help="For preset: digest of the stored packs.")] = None,
+    preset: Annotated[Path | None, typer.Option(help="For preset: folder of the packs, in XTuner's form.")] = None,
+    path: Annotated[list[str] | None, typer.Option(help="For export: what XTuner reads a dataset from.")] = None,
     cost_token: Annotated[int, typer.Option(help="Cost of a token.")] = CostModel().token,
     cost_square: Annotated[int, typer.Option(help="Cost of the square of a segment's tokens.")] = CostModel().square,
     report: Annotated[Path | None, typer.Option(help="Write the report as an HTML page with pictures.")] = None,
@@ -58,6 +60,8 @@ def plan(
     """Build a plan and report how good it is; 'plan diff A B' compares two, 'plan audit' checks deliveries."""
     if dataset_ids[0] == "diff":
         return _diff(dataset_ids[1:], url, as_json=as_json)
+    if dataset_ids[0] == "export":
+        return _export(dataset_ids[1:], path or None, url)
     if dataset_ids[0] == "audit":
         return audit_plan(dataset_ids[1:], log or [], store, until, url, as_json=as_json)
     spec = request(
@@ -78,7 +82,7 @@ def plan(
         max_segments=max_segments,
         chunk_size=chunk_size,
         extra_buffer=extra_buffer,
-        preset=preset,
+        preset=None if preset is None else _put(preset, url),
         cost={"token": cost_token, "square": cost_square},
     )
     with Client(url) as client:
@@ -94,6 +98,18 @@ def _diff(plans: list[str], url: str | None, *, as_json: bool) -> None:
     with Client(url) as client:
         found = plan_diff(*(client.open_plan(plan_id) for plan_id in plans))
     show(found, console.plan_difference(found), as_json=as_json)
+
+
+def _put(preset: Path, url: str | None) -> str:
+    with Client(url) as client:
+        return client.put_preset(preset)
+
+
+def _export(words: list[str], paths: list[str] | None, url: str | None) -> None:
+    if len(words) != 2:
+        raise InvalidRequest(f"'plan export' writes one plan to a folder, not {words}", "name a plan and a folder")
+    with Client(url) as client:
+        export_preset(client.open_plan(words[0]), Path(words[1]), paths)
 
 
 def _write_page(path: Path, plan: Plan) -> None:

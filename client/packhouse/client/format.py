@@ -11,9 +11,11 @@ num_tokens         int32                           tokens of the sample, n
 attention_cost     int64                           n (n + 1) / 2, the lower triangle of its attention
 trained_tokens     int32                           tokens whose mask is true
 row                int32                           line of the record in its block, from 0
+offset             int64                           tokens of the record before this sample; only where a job splits
+                                                   long records, whose samples have the same row
 =================  ==============================  ==========================================================
 
-Beside it lies a **meta** file with the last four columns only, so that planning never reads a token, and a
+Beside it lies a **meta** file with the columns from num_tokens to row, so that planning never reads a token, and a
 **receipt**, a small JSON file written last: a shard exists when its receipt does.
 """
 
@@ -40,13 +42,14 @@ META_SCHEMA = pa.schema(
 )
 
 
-def shard_schema(vocab_size: int, *, masked: bool) -> pa.Schema:
+def shard_schema(vocab_size: int, *, masked: bool, split: bool = False) -> pa.Schema:
     """Return the schema of a shard whose ids are below ``vocab_size`` (added tokens included)."""
     ids = pa.uint16() if vocab_size <= 1 << 16 else pa.uint32()
     lists = [_list_field("input_ids", ids)]
     if masked:
         lists.append(_list_field("loss_mask", pa.bool_()))
-    return pa.schema([*lists, *META_SCHEMA])
+    places = [pa.field("offset", pa.int64(), nullable=False)] if split else []
+    return pa.schema([*lists, *META_SCHEMA, *places])
 
 
 def _list_field(name: str, item: pa.DataType) -> pa.Field:
@@ -96,17 +99,21 @@ class Receipt:
     trained_tokens: int
     attention_cost: int
     records: int
-    """Lines of the block that are not blank: rows + dropped + rejected."""
+    """Lines of the block that are not blank: rows - fragments + split + dropped + rejected."""
     data: FileInfo
     meta: FileInfo
     rejected: dict[str, int] = field(default_factory=dict)
     """Records kept out, by reason; each stands in the sidecar."""
     dropped: int = 0
-    """Samples longer than max_length, left out under overflow=drop."""
+    """Samples longer than max_length under overflow=drop, and with nothing to train under untrained=drop; left out."""
     truncated: int = 0
     """Samples cut at max_length under overflow=truncate."""
     truncated_tokens: int = 0
     """Tokens lost by the cuts and drops."""
+    split: int = 0
+    """Records that became several samples under overflow=split."""
+    fragments: int = 0
+    """Samples that those became."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:

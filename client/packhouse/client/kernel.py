@@ -80,6 +80,7 @@ def load(name: KernelName = "auto") -> tuple[str, Fill]:
             from packhouse.client.compiled import fill
         except ModuleNotFoundError:
             raise InvalidRequest("kernel 'numba' is not installed", "pip install 'packhouse[fast]'") from None
+        log.info("packs are built by the compiled kernel")
         return "numba", fill
     if name == "auto":
         log.warning("packs are built by NumPy, about three times slower: pip install 'packhouse[fast]'")

@@ -1,8 +1,9 @@
 """The ledger: what a rank was delivered, written down as it is, and the proof that it was the plan, each pack once.
 
-A log is JSON lines, one file a rank: ``{"plan", "start", "world", "time"}`` when a pass begins, then ``{"step", "slot",
-"pack"}`` for every pack delivered. A pass that begins at step s takes back what was delivered from s on: a run that
-goes on from a checkpoint has unlearnt it.
+A log is JSON lines, one file a rank: ``{"plan", "start", "rank", "world", "time"}`` when a pass begins, then ``{"step",
+"slot", "pack"}`` for every pack delivered. A pass that begins at step s takes back what earlier ones delivered from s
+on: a run that goes on from a checkpoint has unlearnt it. Which is earlier is told by the clock, so the nodes' clocks
+must differ by less than a restart takes.
 """
 
 import json
@@ -39,9 +40,9 @@ class Log:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
-    def begin(self, plan_id: str, start: int, world: int) -> None:
+    def begin(self, plan_id: str, start: int, rank: int, world: int) -> None:
         """Note that a pass begins."""
-        self._write([{"plan": plan_id, "start": start, "world": world, "time": time.time()}])
+        self._write([{"plan": plan_id, "start": start, "rank": rank, "world": world, "time": time.time()}])
 
     def delivered(self, step: int, slots: list[int], digests: list[str]) -> None:
         """Note the packs of a step."""
@@ -116,6 +117,7 @@ def audit(plan: PlanSource, store: ReadStore, logs: Iterable[str | os.PathLike[s
 @dataclass(frozen=True, slots=True)
 class _Pass:
     start: int
+    rank: int
     world: int
     time: float
     entries: list[tuple[int, int, str]]
@@ -136,7 +138,7 @@ def _read(path: Path, plan_id: str) -> list[_Pass]:
         if "start" in entry:
             if entry["plan"] != plan_id:
                 raise Mismatch(f"the log {str(path)!r} is of plan {entry['plan']} and not {plan_id}", "audit that one")
-            passes.append(_Pass(entry["start"], entry["world"], entry["time"], []))
+            passes.append(_Pass(entry["start"], entry["rank"], entry["world"], entry["time"], []))
         elif passes:
             passes[-1].entries.append((entry["step"], entry["slot"], entry["pack"]))
         else:
@@ -148,22 +150,22 @@ def _deliveries(files: list[list[_Pass]]) -> tuple[Counter[tuple[int, int]], dic
     """Return how often each (step, slot) stands, and its digest, in the logs without what was taken back."""
     seen: Counter[tuple[int, int]] = Counter()
     digests: dict[tuple[int, int], str] = {}
-    # Ranks of one run begin at one step in one world. A later run takes back what earlier ones had from its start on.
-    begun: dict[tuple[int, int], float] = {}
-    for one in (each for passes in files for each in passes):
-        key = one.start, one.world
-        begun[key] = max(begun.get(key, 0.0), one.time)
+    everything = [each for passes in files for each in passes]
     for passes in files:
         for number, one in enumerate(passes):
-            key = one.start, one.world
-            later = [each.start for each in passes[number + 1 :]]
-            later += [other[0] for other, at in begun.items() if at > one.time and other != key]
-            limit = min(later, default=None)
+            later = [each.start for each in everything if _is_later_run(each, one)]
+            limit = min([*later, *(each.start for each in passes[number + 1 :])], default=None)
             for step, slot, digest in one.entries:
                 if limit is None or step < limit:
                     seen[step, slot] += 1
                     digests[step, slot] = digest
     return seen, digests
+
+
+def _is_later_run(other: _Pass, one: _Pass) -> bool:
+    # The ranks of one run begin at one step, in one world.
+    same_run = other.rank != one.rank and (other.start, other.world) == (one.start, one.world)
+    return other.time > one.time and not same_run
 
 
 def _planned(plan: PlanSource, store: ReadStore, stop: int) -> Iterator[tuple[tuple[int, int], Pack]]:

@@ -1,6 +1,6 @@
 """REST models: what goes over the wire. Unknown fields are refused; numbers are finite."""
 
-from datetime import datetime
+from datetime import date, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -15,26 +15,46 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+Form = Literal["text", "messages", "conversations", "instruction", "completion", "tokens"]
+
+
 class JobSpec(Wire):
     """A caching job: these sources, this tokenizer, this way from record to tokens."""
+
+    model_config = ConfigDict(strict=True)  # neither true nor "9" is a number
 
     sources: Annotated[list[str], Field(min_length=1)]
     """Files, folders or globs, as absolute paths on the service's machine. Order counts; folders sort by bytes."""
     tokenizer: str
     """Folder with a tokenizer.json, as an absolute path on the service's machine."""
-    kind: Literal["text", "chat"] = "text"
+    format: Form | None = None
+    """Form of the records; None goes by kind, and without that recognises it from the first records."""
+    kind: Literal["text", "chat", "tokens"] | None = None
+    """What a record becomes; None follows its form: tokens and text stay what they are, all others are chats."""
     text_field: str = "text"
     messages_field: str = "messages"
+    fields: dict[str, str] = {}
+    """Where the records have other field names than their form: prompt, completion, instruction, input, output, …"""
+    documents: Literal["file", "paragraph"] = "file"
+    """What a document of a .txt file is: the whole file, or what stands between blank lines."""
     template: str | None = None
-    """Chat template as Jinja text; None uses the tokenizer's own."""
-    loss: Literal["all", "assistant"] | None = None
-    """Which tokens are trained; None means all for text and assistant for chat."""
+    """Chat template as Jinja text, or the name of a built-in one; None uses the tokenizer's own."""
+    template_date: date | None = None
+    """The day that a template is told when it asks for today's; None means 2025-01-01."""
+    control_tokens: Literal["text", "allow", "reject"] | None = None
+    """What a control token written inside a record does: it is encoded as plain text, it is the token, or the record is
+    kept out. None means text for chats and allow for text."""
+    loss: Literal["all", "assistant", "last_turn", "completion"] | None = None
+    """Which tokens are trained; None means all for text, assistant for chat, and for tokens what the record says."""
+    untrained: Literal["quarantine", "drop"] = "quarantine"
+    """What happens to a record that has no token to be trained; dropped ones are counted, and are not bad records."""
     add_bos: bool = False
     add_eos: bool | None = None
-    """Whether each sample ends with the end-of-sequence id; None means yes for text and no for chat."""
+    """Whether each sample ends with the end-of-sequence id; None means yes for text and no for chats and tokens."""
     max_length: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    overflow: Literal["truncate", "drop", "error"] = "truncate"
-    """What happens to a sample longer than max_length."""
+    overflow: Literal["truncate", "truncate_left", "drop", "split", "error"] = "truncate"
+    """What happens to a sample longer than max_length; truncate keeps its start, truncate_left its end, and split makes
+    samples of its pieces."""
     on_bad_record: Literal["quarantine", "fail"] = "quarantine"
     max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of bad records above which the job fails."""
@@ -76,6 +96,10 @@ class Progress(Wire):
     dropped: int = 0
     truncated: int = 0
     truncated_tokens: int = 0
+    split: int = 0
+    """Records longer than max_length that became several samples."""
+    fragments: int = 0
+    """Samples that those became."""
     bytes: int = 0
     """Length of all sources."""
     bytes_done: int = 0
@@ -196,11 +220,11 @@ class PlanSpec(Wire):
     extra_buffer: Annotated[int, Field(ge=0)] = 100
     """For soft: samples that are searched to fill a pack (XTuner's pack_extra_buffer_size)."""
     preset: str | None = None
-    """For preset: the digest of the packs that were stored."""
+    """For preset: the id of the packs that were stored."""
     order: Literal["shuffled", "length_grouped"] = "shuffled"
     """Order of the packs: as the strategy leaves them, or packs of like cost side by side over the ranks."""
-    ranks: Annotated[int, Field(ge=1)] = 1
-    micro_batches: Annotated[int, Field(ge=1)] = 1
+    ranks: Annotated[int, Field(ge=1, le=2**20)] = 1
+    micro_batches: Annotated[int, Field(ge=1, le=2**20)] = 1
     """A step holds ranks · micro_batches packs."""
     overlong: Literal["truncate", "split", "drop", "error"] = "split"
     """What happens to a sample longer than a pack (internevo_unpacked: than seq_len); under split, hard and internevo
@@ -217,6 +241,12 @@ class PlanSpec(Wire):
     def sample_limit(self) -> int:
         """Tokens that a sample may have before ``overlong`` applies; under truncate, what lies behind is cut off."""
         return (self.seq_len or self.pack_length) if self.strategy == "internevo_unpacked" else self.pack_length
+
+
+class Preset(Wire):
+    """Packs brought along, as they were stored."""
+
+    id: str
 
 
 class Histogram(Wire):

@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from packhouse.client.digest import digest_json
 from packhouse.client.errors import Mismatch, PackhouseError, Unavailable
 from packhouse.client.wire import Job, JobSpec, JobState, Problem, Progress
 from packhouse.service.catalog import Catalog
-from packhouse.service.problems import Conflict, describe, unexpected
+from packhouse.service.problems import Conflict, database_trouble, describe, unexpected
 from packhouse.service.work import Work
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Jobs:
             active = self._active.get(job_id)
             if active is None:
                 job = self._catalog.job(job_id)
-                raise Conflict(f"job {job_id} has already {job.state}", "there is nothing to cancel")
+                raise Conflict(f"job {job_id} is {job.state} already", "there is nothing to cancel")
             active.cancelling = True
             active.cancelled.set()
             if active in self._queue:
@@ -263,6 +263,9 @@ def _key(spec: JobSpec, recipe: str) -> str:
 
 
 def _explain(job: Job, error: Exception) -> Problem:
+    if isinstance(error, DBAPIError):
+        log.error("job %s failed", job.id, exc_info=error)
+        return describe(database_trouble(error))
     if isinstance(error, PackhouseError):
         log.warning("job %s failed: %s", job.id, error)
         return describe(error)

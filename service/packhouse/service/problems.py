@@ -77,9 +77,16 @@ async def _on_known(request: Request, error: Exception) -> Response:
     return respond(describe(error), headers)
 
 
+def database_trouble(error: Exception) -> Unavailable:
+    """Return what to tell of a failed statement: the database's own reason, and nothing of the statement."""
+    reason = getattr(error, "orig", None) or type(error).__name__
+    remedy = "see that it runs and that its disk is not full, then try again"
+    return Unavailable(f"the service's database cannot be used ({reason})", remedy)
+
+
 async def _on_database(request: Request, error: Exception) -> Response:
-    log.error("the database does not answer", exc_info=error)
-    return respond(describe(Unavailable("the service's database does not answer", "see /readyz, then try again")))
+    log.error("the database cannot be used", exc_info=error)
+    return respond(describe(database_trouble(error)))
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:

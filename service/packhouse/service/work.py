@@ -1,8 +1,9 @@
 """What a job does: the one place where the service calls the worker."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from packhouse.client.errors import InvalidRequest
@@ -52,8 +53,10 @@ class CacheWork:
         from packhouse.worker import recipe, sources
 
         _check_paths([*spec.sources, spec.tokenizer])
-        sources.expand(spec.sources)
-        return recipe.resolve(spec, self.store)
+        files = sources.expand(spec.sources)
+        resolved = recipe.resolve(spec, self.store)
+        empty = tuple(f"the source {file!r} is empty" for file in files if os.path.getsize(file) == 0)
+        return replace(resolved, warnings=(*resolved.warnings, *empty[:10]))
 
     def run(
         self,
@@ -85,9 +88,9 @@ class CacheWork:
 
 def warm_up() -> None:
     """Import what the first job needs."""
-    from transformers import AutoTokenizer  # noqa: F401
+    from packhouse.worker import libraries, pipeline, plans, recipe, sources  # noqa: F401
 
-    from packhouse.worker import pipeline, plans, recipe, sources  # noqa: F401
+    libraries.auto_tokenizer()
 
 
 def _check_paths(paths: list[str]) -> None:

@@ -1,16 +1,13 @@
 """Strategy preset: XTuner's files in, the same packs out, and back."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from packhouse.client.errors import InvalidRequest, NotFound
-from packhouse.client.pack_table import PackTable
-from packhouse.worker.packing.preset import export_preset, preset, put_preset, read_files, read_preset
-from packhouse.worker.packing.segments import Packing, costs
+from packhouse.worker.packing.preset import preset, put_preset, read_preset
 
 Make = Callable[..., Any]
 
@@ -21,20 +18,6 @@ ROWS = np.array([[0, 1, -1, -1, 0, 3], [1, 0, -1, -1, 2, 8], [0, 0, -1, -1, 0, 5
 def test_rows_name_samples_of_datasets_and_order_their_packs(rows: Make) -> None:
     packs = rows(preset(np.array([0, 2, 3]), ROWS, np.array([1, 0]), LENGTHS, BOUNDS), LENGTHS)
     assert packs == [[(0, 0, 5)], [(1, 0, 3), (2, 2, 6)]]
-
-
-def table(packing: Packing) -> PackTable:
-    return PackTable(packing.offsets, *packing.cuts(LENGTHS), *costs(packing, LENGTHS, 1, 0))
-
-
-def test_an_exported_plan_reads_back_as_it_was(tmp_path: Path, memory_store: Make, rows: Make) -> None:
-    packing = preset(np.array([0, 2, 3]), ROWS, np.array([1, 0]), LENGTHS, BOUNDS).padded(4)
-    export_preset(tmp_path / "out", table(packing), BOUNDS, ["/data/a.jsonl", "/data/b.jsonl"])
-    assert np.load(tmp_path / "out" / "samples.npy").tolist() == [ROWS[2].tolist(), *ROWS[:2].tolist()]
-    store = memory_store()
-    digest = put_preset(store, read_files(tmp_path / "out"))
-    again = preset(*read_preset(store, digest), LENGTHS, BOUNDS)
-    assert rows(again, LENGTHS) == rows(packing, LENGTHS)[:2]
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,9 @@ def read_config(path: Path) -> RunConfig:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidRequest(f"the configuration {path} cannot be read ({error})", "give a TOML file") from error
     try:
-        # As JSON, so that types are strict where they matter and lists may still become tuples.
-        return TypeAdapter(RunConfig).validate_json(json.dumps(values), strict=True)
+        # As JSON, so that types are strict where they matter and lists may still become tuples. A date becomes text,
+        # which no setting takes for a date.
+        return TypeAdapter(RunConfig).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, fault['loc'])) or 'it'}: {fault['msg']}" for fault in error.errors()]
         raise InvalidRequest(f"the configuration {path} is not usable ({'; '.join(faults)})", "correct it") from error

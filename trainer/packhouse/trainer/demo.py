@@ -40,13 +40,14 @@ def demo(
 ) -> None:
     """Run the main job end to end; the last line of the output is a JSON object. Exits with 1 if any part failed."""
     out = console.out()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the service is stopped, too
     folder = (home or Path(mkdtemp(prefix="packhouse-demo-"))).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise PackhouseError(f"the folder {folder} is not empty", "name another with --home")
         figures, faults = _run(out, folder)
-    except PackhouseError as error:
+    except (PackhouseError, OSError) as error:
         out.print(f"The demo failed: {error}", style="red")
         raise typer.Exit(1) from None
     _summarize(out, folder, figures, faults)

@@ -91,7 +91,7 @@ def sample_texts(*files: Path) -> list[str]:
     """Return lines of ``files`` spread over them, for the tokenizer to learn from."""
     texts: list[str] = []
     for file in files:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
         budget = SAMPLE_CHARACTERS // len(files)
         stride = max(1, sum(map(len, lines)) // budget)
         texts += [json.dumps(json.loads(line), ensure_ascii=False) for line in lines[::stride]]

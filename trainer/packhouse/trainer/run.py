@@ -56,7 +56,8 @@ def make_model(config: RunConfig, groups: Groups, device: torch.device) -> Shard
     """This rank's part of the model, with the weights of its seed or of a public checkpoint."""
     parallel = config.parallel
     options = Options(parallel.parallel_output, parallel.overlap, parallel.recompute_layers)
-    model = build(config.model.shape(), groups, parallel.mode, options, seed=config.model.seed, device=device)
+    seed = config.model.seed if config.model.hf is None else None
+    model = build(config.model.shape(), groups, parallel.mode, options, seed=seed, device=device)
     if config.model.hf is not None:
         load_hf(config.model.hf, model)
     return model

@@ -51,7 +51,9 @@ class HuggingFaceEngine:
     name = "huggingface"
 
     def __init__(self, backend: str) -> None:
+        self._backend = backend
         self._tokenizer = tokenizers.Tokenizer.from_str(backend)
+        self._plain: Any = None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Encode ``texts``."""
@@ -65,6 +67,19 @@ class HuggingFaceEngine:
         """Return the ids of one text and, for each, the characters it stands for."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
+
+    def plain_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Do the same as if the tokenizer had no added tokens."""
+        if self._plain is None:
+            bare = json.loads(self._backend) | {"added_tokens": [], "post_processor": None}
+            self._plain = tokenizers.Tokenizer.from_str(json.dumps(bare))
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def id_of(self, token: str) -> int | None:
+        """Return a token's id."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
 
 
 class GigatokenEngine:

@@ -8,13 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from packhouse.client.errors import InvalidRequest, PackhouseError, Unavailable
 from packhouse.client.format import Manifest, Receipt, manifest_path
 from packhouse.client.store import Store
 from packhouse.client.wire import JobSpec, Progress
 from packhouse.worker.executor import Executor, Task, WorkerDied
+from packhouse.worker.grouping import grouped
 from packhouse.worker.lookup import (
     Index,
     audit_failed,
@@ -37,11 +39,16 @@ TASK_BYTES = 8 << 20
 """Small blocks go to a worker together, up to so many bytes."""
 TASK_BLOCKS = 64
 """And up to so many blocks."""
+SCAN_BYTES, SCAN_FILES = 128 << 20, 256
+"""The same for files to scan."""
 TASKS_PER_CPU = 2
 """Tasks in flight: one that runs, and one that waits so that no worker does."""
 ATTEMPTS = 3
 """Workers that a block may cost before its job fails."""
 TICK_SECONDS = 0.25
+
+
+Piece = TypeVar("Piece", Block, Fingerprint)
 
 
 class Cancelled(Exception):
@@ -103,7 +110,8 @@ class _Run:
         self.tally = Tally()
         self.receipts: dict[str, Receipt] = {}
         """By block digest."""
-        self.running: dict[Task, list[Block]] = {}
+        self.running: dict[Task, Any] = {}
+        """What each task under way works on."""
         self.fast = not audit_failed(self.recipe, index)
         self.deaths = 0
         """Workers that died."""
@@ -146,24 +154,25 @@ class _Run:
         fingerprints = {file: Fingerprint.of(file) for file in files}
         found = remembered_blocks(list(fingerprints.values()), self.index)
         unknown = [fingerprint for file, fingerprint in fingerprints.items() if file not in found]
-        waiting = {self.executor.submit(scan_sources, group) for group in _groups(unknown)}
-        self.running = {task: [] for task in waiting}
-        while self.running:
+        queue = grouped(unknown, attrgetter("size"), most_bytes=SCAN_BYTES, most_items=SCAN_FILES)
+        attempts: Counter[str] = Counter()
+        while queue or self.running:
             self._check_cancelled()
-            self._tell("scanning")
+            while queue and len(self.running) < TASKS_PER_CPU * self.executor.cpus:
+                group = queue.pop(0)
+                self.running[self.executor.submit(scan_sources, [file.path for file in group])] = group
             for task in self.executor.wait(list(self.running), TICK_SECONDS):
-                del self.running[task]
-                scanned = self._scanned(task)
+                group = self.running.pop(task)
+                try:
+                    scanned: list[Scanned] = self.executor.result(task)
+                except WorkerDied as error:
+                    queue[:0] = self._again(group, attempts, error)
+                    continue
                 remember_blocks(scanned, self.index)
                 found |= {source.fingerprint.path: source.blocks for source in scanned}
                 self.tally.bytes_read += sum(source.fingerprint.size for source in scanned)
+            self._tell("scanning")
         return [block for file in files for block in found[file]]
-
-    def _scanned(self, task: Task) -> list[Scanned]:
-        try:
-            return list(self.executor.result(task))
-        except WorkerDied as error:
-            raise Unavailable(f"a worker died while it scanned sources ({error})", "submit the job again") from None
 
     def _look_up(self, blocks: list[Block]) -> list[Block]:
         """Take what is in the store; return one block for each missing shard, heaviest first."""
@@ -220,19 +229,16 @@ class _Run:
                     finished = []
             self._tell("encoding")
 
-    def _again(self, group: list[Block], attempts: Counter[str], error: WorkerDied) -> list[list[Block]]:
-        """Return the tasks that retry ``group``, one a block, so that a deadly block is found."""
+    def _again(self, group: list[Piece], attempts: Counter[str], error: WorkerDied) -> list[list[Piece]]:
+        """Return the tasks that retry ``group``, one a piece, so that a deadly one is found."""
         self.deaths += 1
-        for block in group:
-            attempts[block.digest] += 1
-            if attempts[block.digest] >= ATTEMPTS and len(group) == 1:
-                last = block.first_line + block.lines
-                detail = (
-                    f"{ATTEMPTS} workers died on {block.source!r}, lines {block.first_line + 1} to {last} ({error})"
-                )
-                raise Unavailable(detail, "look for a huge or odd record there, or give the workers more memory")
+        for piece in group:
+            attempts[str(piece)] += 1
+            if attempts[str(piece)] >= ATTEMPTS and len(group) == 1:
+                remedy = "look for a huge or odd record there, or give the workers more memory"
+                raise Unavailable(f"{ATTEMPTS} workers died on {piece} ({error})", remedy)
         self.store_sweep()
-        return [[block] for block in group]
+        return [[piece] for piece in group]
 
     def store_sweep(self) -> None:
         """Remove what dead workers were writing, where the store can tell."""
@@ -313,26 +319,4 @@ class _Run:
 
 
 def _tasks(blocks: list[Block]) -> list[list[Block]]:
-    """Group blocks for the workers: large ones alone, small ones together."""
-    groups: list[list[Block]] = []
-    size = 0
-    for block in blocks:
-        if not groups or size + block.length > TASK_BYTES or len(groups[-1]) >= TASK_BLOCKS:
-            groups.append([])
-            size = 0
-        groups[-1].append(block)
-        size += block.length
-    return groups
-
-
-def _groups(fingerprints: list[Fingerprint]) -> list[list[str]]:
-    """Group files for scanning: large ones alone, small ones together."""
-    groups: list[list[str]] = []
-    size = 0
-    for fingerprint in fingerprints:
-        if not groups or size + fingerprint.size > 16 * TASK_BYTES or len(groups[-1]) >= 256:
-            groups.append([])
-            size = 0
-        groups[-1].append(fingerprint.path)
-        size += fingerprint.size
-    return groups
+    return grouped(blocks, attrgetter("length"), most_bytes=TASK_BYTES, most_items=TASK_BLOCKS)

@@ -3,11 +3,20 @@
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.wire import PlanSpec
 
+MAX_STEP_PACKS = 1 << 20
+"""Packs of the largest step: a million accelerators with one pack each."""
+
 
 def check_spec(spec: PlanSpec) -> None:
     """Raise ``InvalidRequest`` for fields that contradict each other, whatever the datasets hold."""
     _check_lengths(spec)
     _check_mixture(spec)
+    if spec.ranks * spec.micro_batches > MAX_STEP_PACKS:
+        raise InvalidRequest(
+            f"a step of {spec.ranks} ranks × {spec.micro_batches} micro-batches would hold more than {MAX_STEP_PACKS:,} "
+            "packs",
+            "lower one of them",
+        )
     if (spec.strategy == "preset") != (spec.preset is not None):
         raise InvalidRequest(
             f"strategy {spec.strategy} and preset {spec.preset} do not go together",

@@ -5,7 +5,9 @@ What cannot change a token stands elsewhere: engine, worker count, paths, names,
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -14,7 +16,10 @@ from packhouse.client.digest import canonical_json, digest_bytes, digest_json
 from packhouse.client.errors import Damaged, InvalidRequest, NotFound, Unavailable
 from packhouse.client.format import FORMAT_VERSION
 from packhouse.client.store import ReadStore, Store
-from packhouse.client.wire import JobSpec
+from packhouse.client.wire import Form, JobSpec
+from packhouse.worker.builtin_templates import BUILT_IN
+from packhouse.worker.forms import NEEDED, field_names, recognise_all
+from packhouse.worker.libraries import auto_tokenizer
 from packhouse.worker.render import ChatTemplate
 
 
@@ -23,33 +28,46 @@ class Recipe:
     """How a record becomes tokens. Fields that do not matter for a kind are None, so that they change no key."""
 
     format: int
-    kind: Literal["text", "chat"]
+    kind: Literal["text", "chat", "tokens"]
     field: str
-    """Field of a record that holds its text or its messages."""
+    """Field of a record that holds its text, its messages or its ids."""
     tokenizer: str
     """Digest of the tokenizer's content."""
     template: str | None
-    loss: Literal["all", "assistant"]
+    loss: Literal["all", "assistant", "last_turn", "completion", "given"]
     bos_id: int | None
     """Id that starts each sample; None adds none."""
     eos_id: int | None
     """Id that ends each sample; None adds none."""
     max_length: int | None
-    overflow: Literal["truncate", "drop", "error"] | None
+    overflow: Literal["truncate", "truncate_left", "drop", "split", "error"] | None
+    record: Form = "text"
+    """Form of a record."""
+    fields: tuple[tuple[str, str], ...] = ()
+    """Names of the form's other fields where they are not the usual ones."""
+    now: str | None = None
+    """The day that the template is told when it asks, YYYY-MM-DD."""
+    control_tokens: Literal["text", "allow", "reject"] = "allow"
+    untrained: Literal["quarantine", "drop"] | None = None
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Build from the JSON form."""
-        return cls(**value)
+        return cls(**{**value, "fields": tuple(map(tuple, value.get("fields", ())))})
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return asdict(self)
+        return asdict(self) | {"fields": [list(pair) for pair in self.fields]}
 
     @property
     def digest(self) -> str:
         """xxh3-128 of the canonical JSON."""
         return digest_json(self.to_json())
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of all fields of the form in a record."""
+        return field_names(self.record, {next(iter(NEEDED[self.record])): self.field} | dict(self.fields))
 
     @property
     def masked(self) -> bool:
@@ -132,54 +150,127 @@ class ResolvedRecipe:
         return self.recipe_.digest
 
 
-def resolve(spec: JobSpec, store: Store) -> ResolvedRecipe:
+def resolve(spec: JobSpec, store: Store, first: Sequence[Mapping[str, Any]] = ()) -> ResolvedRecipe:
     """Turn a spec into a recipe and keep its tokenizer in the store.
 
+    ``first`` are the sources' first records, by which their form is recognised where the spec does not state it.
     Raises ``InvalidRequest`` for a tokenizer that cannot be loaded and for options that do not fit it. Never goes to
     a model hub, and never runs code that comes with a tokenizer.
     """
     content, template = load_tokenizer(spec.tokenizer)
-    chat = spec.kind == "chat"
-    source = _chat_template(spec, template) if chat else None
-    loss = spec.loss or ("assistant" if chat else "all")
-    if loss == "assistant" and not chat:
-        raise InvalidRequest("loss 'assistant' needs kind 'chat', and the job's is 'text'", "set loss to 'all'")
+    form, fields, seen = _form(spec, first)
+    kind = spec.kind or _KINDS.get(form, "chat")
+    _check_kind(kind, form)
+    source = _chat_template(spec, template) if kind == "chat" else None
+    loss = _loss(spec.loss, kind, form)
+    names = field_names(form, fields)
+    main = next(iter(NEEDED[form]))
+    usual = field_names(form, {})
     recipe = Recipe(
         format=FORMAT_VERSION,
-        kind=spec.kind,
-        field=spec.messages_field if chat else spec.text_field,
+        kind=kind,
+        field=names.pop(main),
         tokenizer=content.digest,
         template=source,
         loss=loss,
         bos_id=_special_id(content, "bos") if spec.add_bos else None,
-        eos_id=_special_id(content, "eos") if (not chat if spec.add_eos is None else spec.add_eos) else None,
+        eos_id=_special_id(content, "eos") if (kind == "text" if spec.add_eos is None else spec.add_eos) else None,
         max_length=spec.max_length,
         overflow=None if spec.max_length is None else spec.overflow,
+        record=form,
+        fields=tuple(sorted((name, value) for name, value in names.items() if value != usual[name])),
+        now=(spec.template_date or PINNED_DAY).isoformat() if source and "strftime_now" in source else None,
+        control_tokens="allow" if kind == "tokens" else spec.control_tokens or ("text" if kind == "chat" else "allow"),
+        untrained=None if loss == "all" else spec.untrained,
     )
-    warnings = _check_template(source, content, loss) if source is not None else ()
+    warnings = _check_template(source, content, recipe) if source is not None else ()
     content.save(store)
-    return ResolvedRecipe(recipe, content.vocab_size, warnings)
+    return ResolvedRecipe(recipe, content.vocab_size, (*seen, *warnings))
+
+
+PINNED_DAY = date(2025, 1, 1)
+"""The day that a template is told which asks for today's, unless the job says another."""
+
+_KINDS: dict[Form, Literal["text", "chat", "tokens"]] = {"text": "text", "tokens": "tokens"}
+_FITTING: dict[str, tuple[Form, ...]] = {
+    "text": ("text", "completion", "instruction"),
+    "chat": ("messages", "conversations", "instruction", "completion"),
+    "tokens": ("tokens",),
+}
+
+
+def _form(spec: JobSpec, first: Sequence[Mapping[str, Any]]) -> tuple[Form, dict[str, str], tuple[str, ...]]:
+    """Return the form of the records and its field names, and what to tell of how it was recognised."""
+    given = dict(spec.fields)
+    if "text_field" in spec.model_fields_set:
+        given.setdefault("text", spec.text_field)
+    if "messages_field" in spec.model_fields_set:
+        given.setdefault("messages", spec.messages_field)
+    if spec.format is not None:
+        return spec.format, _of(spec.format, given), ()
+    form: Form = {"chat": "messages", "tokens": "tokens"}.get(spec.kind or "", "text")  # type: ignore[assignment]
+    if given and (spec.kind is not None or not spec.fields):
+        return form, _of(form, given), ()
+    found = recognise_all(first)
+    if found is None or (spec.kind is not None and found[0] not in _FITTING[spec.kind]):
+        return form, _of(form, given), ()
+    form, names = found
+    usual = field_names(form, {})
+    shown = ", ".join(repr(name) for name in names.values())
+    told = (
+        f"recognised from the first records: their form is {form!r}, with the field{'s' * (len(names) > 1)} {shown}",
+    )
+    return form, {name: value for name, value in names.items() if value != usual[name]} | given, told
+
+
+def _of(form: Form, given: dict[str, str]) -> dict[str, str]:
+    """Leave out the names that belong to another form, which text_field and messages_field may do."""
+    return {name: value for name, value in given.items() if name not in ("text", "messages") or name == form}
+
+
+def _check_kind(kind: str, form: Form) -> None:
+    if form not in _FITTING[kind]:
+        fitting = " or ".join(repr(name) for name in _FITTING[kind])
+        detail = f"records of the form {form!r} do not become {kind!r}"
+        raise InvalidRequest(detail, f"leave out kind, or set format to {fitting}")
+
+
+def _loss(asked: str | None, kind: str, form: Form) -> Literal["all", "assistant", "last_turn", "completion", "given"]:
+    if kind == "tokens":
+        if asked not in (None, "all"):
+            raise InvalidRequest(f"loss {asked!r} does not fit kind 'tokens'", "leave it out: the records say it")
+        return "all" if asked else "given"
+    if kind == "chat":
+        return asked or "assistant"  # type: ignore[return-value]
+    if form == "text" and asked not in (None, "all"):
+        raise InvalidRequest(f"loss {asked!r} needs kind 'chat', and the job's is 'text'", "set loss to 'all'")
+    if form == "text" or asked == "all":
+        return "all"
+    return "completion"
 
 
 def _chat_template(spec: JobSpec, own: str | None) -> str:
-    source = own if spec.template is None else spec.template
+    source = own if spec.template is None else BUILT_IN.get(spec.template, spec.template)
     if source is None:
+        names = ", ".join(repr(name) for name in BUILT_IN)
         detail = f"the tokenizer {spec.tokenizer!r} has no chat template"
-        raise InvalidRequest(detail, "give one as 'template', or set kind to 'text'")
-    if "strftime_now" in source:
-        detail = "the chat template asks for today's date, which would make tokens differ from day to day"
-        raise InvalidRequest(detail, "give one as 'template' that does not call strftime_now")
+        raise InvalidRequest(detail, f"give one as 'template' (built in: {names}), or set kind to 'text'")
+    if "{" not in source:
+        names = ", ".join(repr(name) for name in BUILT_IN)
+        raise InvalidRequest(
+            f"there is no built-in template {source[:80]!r}", f"take one of {names}, or a text in Jinja"
+        )
     return source
 
 
-def _check_template(source: str, content: TokenizerContent, loss: str) -> tuple[str, ...]:
+def _check_template(source: str, content: TokenizerContent, recipe: Recipe) -> tuple[str, ...]:
     """Find out early that a template cannot be used; return warnings. Rendering here is bounded in time."""
-    template = ChatTemplate(source, content.special_tokens)
+    template = ChatTemplate(source, content.special_tokens, now=recipe.now)
     template.check()
     warnings = []
     if template.fast is None:
         warnings.append(f"the chat template is rendered by the slower renderer: {template.reason}")
-    if loss == "assistant" and not template.generation:
+    if recipe.masked and not template.generation:
         end = template.markers.end
         if not any(token["content"] in end for token in content.backend["added_tokens"]):
             warnings.append(f"the chat template ends an assistant's turn by {end!r}, which is not a token of its own")
@@ -220,11 +311,9 @@ def _load_tokenizer(folder: str, signature: tuple[Any, ...]) -> tuple[TokenizerC
     names = {entry[0] for entry in signature}
     if not names & {"tokenizer.json", "tokenizer.model", "vocab.json"}:
         raise InvalidRequest(f"the folder {folder!r} has no tokenizer.json", "save the tokenizer there first")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from transformers import AutoTokenizer
-
+    loader = auto_tokenizer()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = loader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
     except Exception as error:  # the loaders raise anything, bare Exception included
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -76,7 +76,7 @@ def parse(line: bytes) -> dict[str, Any]:
     if b'"tool' in line:  # orjson turns integers beyond 64 bits into floats, and a template may print those of a tool
         record = json.loads(line)
     if not isinstance(record, dict):
-        raise BadRecord("not_an_object", f"a record is a JSON object, and this is {_kind(record)}")
+        raise BadRecord("not_an_object", f"a record is a JSON object, and this is {kind_of(record)}")
     return record
 
 
@@ -91,10 +91,10 @@ def _json_error(line: bytes, error: orjson.JSONDecodeError) -> BadRecord:
 def text_of(record: dict[str, Any], name: str) -> str:
     """Return the text under ``name``; raise ``BadRecord``."""
     if name not in record:
-        raise BadRecord("missing_field", f"no field {name!r}; there are {_names(record)}")
+        raise BadRecord("missing_field", f"no field {name!r}; there are {names_of(record)}")
     text = record[name]
     if not isinstance(text, str):
-        raise BadRecord("wrong_type", f"field {name!r} is {_kind(text)}, not a string")
+        raise BadRecord("wrong_type", f"field {name!r} is {kind_of(text)}, not a string")
     return text
 
 
@@ -106,6 +106,8 @@ class Chat:
     tools: list[dict[str, Any]] | None = None
     trained: list[bool] = field(default_factory=list)
     """For each assistant message, in order, whether its tokens may be trained."""
+    stated: list[bool | None] = field(default_factory=list)
+    """For each of them what the record itself says of that, if it says anything."""
 
     def strings(self) -> Iterator[str]:
         """Yield every string that came from the record and could show in the rendered text."""
@@ -125,31 +127,43 @@ def chat_of(record: dict[str, Any], name: str) -> Chat:
     Content is a string or a list of typed parts: ``text``, ``reasoning`` and ``tool_call`` with their text under
     ``text`` or ``value``. A zero under ``loss``, ``loss_weight`` or ``weight`` keeps an assistant message untrained.
     """
+    items = list_of(record, name)
+    return chat_from(items, record.get("tools"))
+
+
+def list_of(record: dict[str, Any], name: str) -> list[Any]:
+    """Return the list under ``name``, which is not empty; raise ``BadRecord``."""
     if name not in record:
-        raise BadRecord("missing_field", f"no field {name!r}; there are {_names(record)}")
+        raise BadRecord("missing_field", f"no field {name!r}; there are {names_of(record)}")
     items = record[name]
     if not isinstance(items, list):
-        raise BadRecord("wrong_type", f"field {name!r} is {_kind(items)}, not a list of messages")
+        raise BadRecord("wrong_type", f"field {name!r} is {kind_of(items)}, not a list of messages")
     if not items:
         raise BadRecord("empty", f"field {name!r} has no message")
-    messages, trained = [], []
+    return items
+
+
+def chat_from(items: list[Any], tools: Any) -> Chat:
+    """Return the chat of some messages and tools; raise ``BadRecord``."""
+    messages: list[dict[str, Any]] = []
+    stated: list[bool | None] = []
     for index, item in enumerate(items):
         message, weight = _message(item, index)
         messages.append(message)
         if message["role"] == "assistant":
-            trained.append(weight != 0)
+            stated.append(None if weight is None else weight != 0)
         elif weight:
             raise BadRecord("unsupported", f"message {index} asks to be trained, and is not the assistant's")
-    return Chat(messages, _tools(record.get("tools")), trained)
+    return Chat(messages, _tools(tools), [one is not False for one in stated], stated)
 
 
 def _message(item: Any, index: int) -> tuple[dict[str, Any], float | None]:
     if not isinstance(item, dict):
-        raise BadRecord("wrong_type", f"message {index} is {_kind(item)}, not an object")
+        raise BadRecord("wrong_type", f"message {index} is {kind_of(item)}, not an object")
     message = {name: value for name, value in item.items() if value is not None and name not in _WEIGHTS}
     weight = next((item[name] for name in _WEIGHTS if item.get(name) is not None), None)
     if weight is not None and not isinstance(weight, int | float):
-        raise BadRecord("wrong_type", f"the loss weight of message {index} is {_kind(weight)}, not a number")
+        raise BadRecord("wrong_type", f"the loss weight of message {index} is {kind_of(weight)}, not a number")
     if not isinstance(message.get("role"), str):
         raise BadRecord("missing_field", f"message {index} has no role")
     if not _objects(message.get("tool_calls", [])):
@@ -160,7 +174,7 @@ def _message(item: Any, index: int) -> tuple[dict[str, Any], float | None]:
     elif content is None and message.get("tool_calls"):
         message["content"] = ""
     elif not isinstance(content, str):
-        raise BadRecord("wrong_type", f"the content of message {index} is {_kind(content)}, not a string")
+        raise BadRecord("wrong_type", f"the content of message {index} is {kind_of(content)}, not a string")
     reasoning = next((message[name] for name in _REASONING if name in message), None)
     if reasoning is not None:  # templates read it under several names
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -179,7 +193,7 @@ def _parts(parts: list[Any], index: int) -> dict[str, Any]:
             shown = repr(kind) if kind in _PARTS else "another kind"
             raise BadRecord("unsupported", f"message {index} has a content part of type {shown} that cannot be used")
         if kind == "tool_call":
-            calls.append({"type": "function", "function": _loads(value, f"a tool call of message {index}")})
+            calls.append({"type": "function", "function": loads(value, f"a tool call of message {index}")})
         else:
             (text if kind == "text" else reasoning).append(value)
     fields: dict[str, Any] = {"content": "".join(text)}
@@ -191,7 +205,7 @@ def _parts(parts: list[Any], index: int) -> dict[str, Any]:
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
-    value = _loads(tools, "field 'tools'") if isinstance(tools, str) and tools else tools
+    value = loads(tools, "field 'tools'") if isinstance(tools, str) and tools else tools
     if not value:
         return None
     if not _objects(value):
@@ -203,7 +217,8 @@ def _objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
-def _loads(text: str, what: str) -> Any:
+def loads(text: str, what: str) -> Any:
+    """Return the value of a JSON text within a record; raise ``BadRecord``."""
     try:
         orjson.loads(text)  # refuses NaN, lone surrogates and endless nesting, which json takes
         return json.loads(text)
@@ -223,11 +238,13 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return what kind of JSON value this is, in words."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 
-def _names(record: dict[str, Any]) -> str:
+def names_of(record: dict[str, Any]) -> str:
+    """Return the names of a record's fields, in words."""
     names = sorted(record)
     return ", ".join(repr(name[:40]) for name in names[:8]) + (", …" if len(names) > 8 else "") if names else "none"

@@ -6,6 +6,7 @@ faster; every other template goes the slow way, which is counted.
 Spans come from ``{% generation %}`` where a template has it. Else an assistant turn runs from the end of the header
 that the template writes before it to the end of the marker it writes behind it. Both are read off the template by
 rendering probes, and each row is checked: as many turns as assistant messages, and no header or marker from content.
+Where a content could pass for one, the contents' places in the text are found first (``frames``).
 """
 
 from dataclasses import dataclass
@@ -14,9 +15,19 @@ from functools import cached_property
 import minijinja
 
 from packhouse.client.errors import InvalidRequest
+from packhouse.worker.control import ControlTokens
+from packhouse.worker.frames import Frames, find_frames
 from packhouse.worker.probes import CHATS
 from packhouse.worker.records import BadRecord, Chat
-from packhouse.worker.renderers import FastRenderer, SlowRenderer, Span, TemplateError, has_generation, holds_marks
+from packhouse.worker.renderers import (
+    FastRenderer,
+    SlowRenderer,
+    Span,
+    TemplateError,
+    has_generation,
+    holds_marks,
+    pinned_clock,
+)
 
 __all__ = ["ChatTemplate", "Markers", "Span", "TemplateError"]
 
@@ -49,10 +60,14 @@ _ORDERS = [
 class ChatTemplate:
     """A template and the ways to render it: the fast one when it is proven, and the slow one."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str], *, fast: bool = True) -> None:
+    def __init__(
+        self, source: str, special_tokens: dict[str, str], *, fast: bool = True, now: str | None = None
+    ) -> None:
         self.source = source
         self.generation = has_generation(source)
-        self._variables = special_tokens
+        self.control = ControlTokens(())
+        """The tokens of the tokenizer that a content must not pass for."""
+        self._variables = special_tokens | (pinned_clock(now) if now else {})
         self.fast: FastRenderer | None = None
         self.reason = ""
         """Why the fast renderer is not in use."""
@@ -61,7 +76,7 @@ class ChatTemplate:
             self.reason = "switched off for this recipe"
             return
         try:
-            self.fast = FastRenderer(source, special_tokens)
+            self.fast = FastRenderer(source, self._variables)
         except minijinja.TemplateError as error:
             self.reason = str(error).partition("\n")[0][:300]
 
@@ -183,43 +198,50 @@ class ChatTemplate:
             if turns is not None:
                 return turns
         # A marker stands in a content, or content and template together happen to form one.
-        turns = _find_turns(self._blank_contents(chat, text), markers)
+        if any(markers.header in message["role"] or markers.end in message["role"] for message in chat.messages):
+            raise BadRecord("no_sound_mask", "a role holds a turn marker")
+        turns = _find_turns(self.frames(chat, text).blanked, markers)
         if turns is None:
             raise BadRecord("no_sound_mask", "the assistant's turns cannot be told from the rendered text")
         return turns
 
-    def _blank_contents(self, chat: Chat, text: str) -> str:
-        """Return ``text`` with the contents blanked, so that markers in them cannot be taken for the template's.
+    def frames(self, chat: Chat, text: str) -> Frames:
+        """Return which characters of ``text``, which the chat was rendered to, came from contents.
 
-        The frames come from rendering the chat with sentinels for contents; only if frames and contents together give
-        ``text`` exactly is it known which characters are content.
+        Raises ``BadRecord`` where that cannot be told.
         """
-        reason = BadRecord("no_sound_mask", "the content holds a turn marker, and the template alters content")
-        contents = [message["content"] for message in chat.messages]
-        sentinels = [f"Sentinel{index}x" for index in range(len(contents))]
-        messages = [
-            {"role": message["role"], "content": sentinel}
-            for message, sentinel in zip(chat.messages, sentinels, strict=True)
-        ]
-        if any(set(message) > {"role", "content"} for message in chat.messages) or chat.tools:
-            raise reason
-        markers = self.markers
-        if any(markers.header in message["role"] or markers.end in message["role"] for message in chat.messages):
-            raise BadRecord("no_sound_mask", "a role holds a turn marker")
+        found = find_frames(chat, text, self._looked_for, self._rendered)
+        if found is None:
+            detail = "the content holds a turn marker or a control token, and the template alters content"
+            raise BadRecord("no_sound_mask", detail)
+        return found
+
+    def _rendered(self, chat: Chat) -> str | None:
         try:
-            frames, _ = self.render(Chat(messages))
+            return self.render(chat)[0]
         except TemplateError:
-            raise reason from None
-        rebuilt, blanked = [], []
-        for sentinel, content in zip(sentinels, contents, strict=True):
-            frame, found, frames = frames.partition(sentinel)
-            if not found:
-                raise reason
-            rebuilt += [frame, content]
-            blanked += [frame, "\0" * len(content)]
-        if "".join(rebuilt) + frames != text:
-            raise reason
-        return "".join(blanked) + frames
+            return None
+
+    @cached_property
+    def _looked_for(self) -> ControlTokens:
+        """The control tokens, and those turn markers that do not hold one."""
+        tokens = self.control.tokens
+        try:
+            marks = [] if self.generation else [self.markers.header.strip(), self.markers.end.strip()]
+        except InvalidRequest:
+            marks = []
+        return ControlTokens([*tokens, *(mark for mark in marks if not any(token in mark for token in tokens))])
+
+    @cached_property
+    def written(self) -> list[str]:
+        """What the template writes around the contents of a plain conversation; nothing if that cannot be told."""
+        try:
+            around = [*self._pieces(["user", "user"]), *self._pieces(["user"], prompt=True)]
+            answered = self._pieces(["user", "assistant", "user", "assistant"])
+        except TemplateError:
+            return []
+        # What stands in a turn before an answer, such as <think>, is the answer's; its end is not.
+        return [*around, _common_prefix([answered[2], answered[4]])]
 
 
 def _find_turns(text: str, markers: Markers) -> list[Span] | None:

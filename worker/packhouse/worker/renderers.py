@@ -6,16 +6,17 @@ slow renderer is interrupted.
 
 import ctypes
 import json
-import os
 import re
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, NoReturn
 
 import minijinja
 
+from packhouse.worker.libraries import chat_renderer
 from packhouse.worker.records import Chat
 
 FUEL = 20_000_000
@@ -33,6 +34,7 @@ _GENERATION = re.compile(
 )
 
 
+_LAYOUT = re.compile(r"(?:[^%]|%[-#]?[A-Za-z%])*")
 _CHANGES = re.compile("append|clear|extend|insert|pop|remove|reverse|sort|setdefault|update|attr")
 
 
@@ -97,10 +99,7 @@ class SlowRenderer:
     """transformers' own sandboxed Jinja renderer."""
 
     def __init__(self, source: str, variables: dict[str, Any]) -> None:
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        self._render = render_jinja_template
+        self._render = chat_renderer()
         self._source = source
         self._variables = variables
         self._tracks = has_generation(source)
@@ -122,6 +121,18 @@ class SlowRenderer:
         except Exception as error:  # a template may raise anything
             raise TemplateError(_first_line(error), type(error).__name__, _template_line(error)) from None
         return texts[0], [(start, end) for start, end in spans[0]] if self._tracks else []
+
+
+def pinned_clock(now: str) -> dict[str, Any]:
+    """Return what a template gets to ask for the date: the day ``now``, YYYY-MM-DD, whenever it asks."""
+    day = datetime.fromisoformat(now)
+
+    def strftime_now(layout: str) -> str:
+        if len(layout) > 200 or not _LAYOUT.fullmatch(layout):
+            raise ValueError("the layout of the date is not one of strftime's plain ones")
+        return day.strftime(layout)
+
+    return {"strftime_now": strftime_now}
 
 
 def has_generation(source: str) -> bool:

@@ -42,13 +42,14 @@ def write_shard(store: Store, key: str, samples: Samples, vocab_size: int) -> Re
         pa.array(trained.astype(np.int32)),
         pa.array(samples.rows),
     ]
-    schema = shard_schema(vocab_size, masked=samples.mask is not None)
+    schema = shard_schema(vocab_size, masked=samples.mask is not None, split=samples.places is not None)
     offsets = pa.array(samples.offsets)
     ids = pa.array(samples.ids, pa.uint32()).cast(schema.field("input_ids").type.value_type)
     lists = [pa.LargeListArray.from_arrays(offsets, ids, type=schema.field("input_ids").type)]
     if samples.mask is not None:
         mask = pa.array(samples.mask)
         lists.append(pa.LargeListArray.from_arrays(offsets, mask, type=schema.field("loss_mask").type))
+    places = [] if samples.places is None else [pa.array(samples.places)]
     receipt = Receipt(
         key=key,
         rows=len(counts),
@@ -56,12 +57,14 @@ def write_shard(store: Store, key: str, samples: Samples, vocab_size: int) -> Re
         trained_tokens=int(trained.sum()),
         attention_cost=int(costs.sum()),
         records=samples.records,
-        data=_write_batch(store, data_path(key), pa.record_batch([*lists, *numbers], schema=schema)),
+        data=_write_batch(store, data_path(key), pa.record_batch([*lists, *numbers, *places], schema=schema)),
         meta=_write_batch(store, meta_path(key), pa.record_batch(numbers, schema=META_SCHEMA)),
         rejected=dict(sorted(Counter(reject.reason for reject in samples.rejects).items())),
         dropped=samples.dropped,
         truncated=samples.truncated,
         truncated_tokens=samples.truncated_tokens,
+        split=samples.split,
+        fragments=samples.fragments,
     )
     if samples.rejects:
         store.write(rejected_path(key), b"".join(orjson.dumps(asdict(item)) + b"\n" for item in samples.rejects))

@@ -55,6 +55,9 @@ class Block:
     digest: str
     """xxh3-128 of its bytes."""
 
+    def __str__(self) -> str:
+        return f"{self.source!r}, lines {self.first_line + 1} to {self.first_line + self.lines}"
+
 
 def expand(sources: list[str]) -> list[str]:
     """Return the files that ``sources`` (files, folders, globs) name, in order; folders and globs sort by bytes.
@@ -116,6 +119,9 @@ class Fingerprint:
     mtime_ns: int
     ctime_ns: int
     inode: int
+
+    def __str__(self) -> str:
+        return repr(self.path)
 
     @classmethod
     def of(cls, path: str) -> Self:

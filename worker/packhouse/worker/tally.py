@@ -26,6 +26,8 @@ class Tally:
     dropped: int = 0
     truncated: int = 0
     truncated_tokens: int = 0
+    split: int = 0
+    fragments: int = 0
     bytes: int = 0
     bytes_done: int = 0
     bytes_read: int = 0
@@ -47,6 +49,8 @@ class Tally:
         self.dropped += receipt.dropped * times
         self.truncated += receipt.truncated * times
         self.truncated_tokens += receipt.truncated_tokens * times
+        self.split += receipt.split * times
+        self.fragments += receipt.fragments * times
         for reason, count in receipt.rejected.items():
             self.rejected[reason] += count * times
         self.rejected += Counter()  # leaves out the zeros

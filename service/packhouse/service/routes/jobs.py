@@ -74,7 +74,9 @@ def rejected(job_id: str, page: Paged, parts: Given, request: Request, response:
 async def events(job_id: str, parts: Given, last_event_id: Annotated[str | None, Header()] = None) -> Response:
     """Follow a job (server-sent events): each event is the whole job, its id the job's version."""
     job = await run_sync(parts.jobs.job, job_id)
-    seen = int(last_event_id) if last_event_id and last_event_id.isdecimal() else None
+    # A version has at most 19 digits; what is longer was never an id of ours.
+    known = last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) < 20
+    seen = int(last_event_id) if last_event_id and known else None
     if job.state.final and job.version == seen:
         return Response(status_code=204)  # what makes a browser's EventSource stop asking
     stream = snapshots(parts.jobs, job_id, seen, heartbeat=parts.settings.heartbeat)

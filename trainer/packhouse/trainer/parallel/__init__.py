@@ -10,7 +10,7 @@ from packhouse.trainer.loss import cross_entropy
 from packhouse.trainer.model import InternLM2, ModelConfig
 from packhouse.trainer.parallel import fsp, isp, msp, mtp
 from packhouse.trainer.parallel.groups import Group, Groups, make_groups
-from packhouse.trainer.parallel.shard import Placement, attach, cut_weights, materialize
+from packhouse.trainer.parallel.shard import Placement, attach, cut_weights, draw_weights
 from packhouse.trainer.parallel.sharded import Mode, Options, ShardedModel
 
 ModeName = Literal["mtp", "msp", "fsp", "isp"]
@@ -55,14 +55,19 @@ def build(
     name: ModeName = "mtp",
     options: Options | None = None,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     device: torch.device | None = None,
 ) -> ShardedModel:
-    """A new model that never was whole: cut on the meta device, then given this rank's part of the seed's weights."""
+    """A new model that never was whole: cut on the meta device, then given this rank's part of the seed's weights.
+
+    With seed None its weights are whatever lay in memory: for one that is loaded next.
+    """
     with torch.device("meta"):
         model = InternLM2(config)
     sharded = parallelize(model, groups, name, options)
-    materialize(model, sharded.placements, seed, device or torch.device("cpu"))
+    model.to_empty(device=device or torch.device("cpu"))
+    if seed is not None:
+        draw_weights(model, sharded.placements, seed)
     return sharded
 
 

@@ -111,12 +111,11 @@ def whole_parameter(part: Tensor, placement: Placement) -> Tensor:
 
 
 @torch.no_grad()
-def materialize(model: InternLM2, placements: Mapping[str, Placement], seed: int, device: torch.device) -> None:
-    """Give a model that was cut on the meta device the weights of `seed`; one whole weight is alive at a time.
+def draw_weights(model: InternLM2, placements: Mapping[str, Placement], seed: int) -> None:
+    """Give a model that was cut its parts of the plain model's weights of `seed`; one whole weight is alive at a time.
 
-    Source: the plain model's own weights, so every rank of every mode starts from the same numbers.
+    Every rank of every mode starts from the same numbers, and draws all of them.
     """
-    model.to_empty(device=device)
     parameters = dict(model.named_parameters())
     with torch.device("meta"):
         plain = InternLM2(model.config)

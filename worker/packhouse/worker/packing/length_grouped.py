@@ -13,6 +13,8 @@ from packhouse.worker.packing.segments import Ids, Int64
 
 STRETCH_STEPS = 50
 """Most steps of a stretch: grouping is local, so that the whole stays random."""
+LEAST_STEPS = 4
+"""Steps of a stretch where there are few packs; a quarter of them is less than two steps, and one sorts nothing."""
 
 
 def length_grouped(
@@ -24,7 +26,8 @@ def length_grouped(
     its packs are the last ones.
     """
     packs, per_step = len(order), ranks * micro_batches
-    stretch = min(packs // (4 * per_step), STRETCH_STEPS) * per_step or per_step
+    quarter = packs // (4 * per_step)
+    stretch = (min(quarter, STRETCH_STEPS) if quarter > 1 else LEAST_STEPS) * per_step
     whole: list[Int64] = []
     rest: list[Int64] = []
     for number, first in enumerate(range(0, packs, stretch)):

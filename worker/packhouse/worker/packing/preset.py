@@ -1,25 +1,19 @@
-"""Strategy preset: packs brought along, in the form in which XTuner reads and writes them.
+"""Strategy preset: packs brought along, in the form in which XTuner reads and writes them (``client/preset.py``).
 
-Four files: ``boundaries.npy`` int64 (packs + 1,), where each pack's rows begin; ``samples.npy`` int64 (segments, 6), a
-row the path, the sample in it, char_start, char_end (-1, -1 for a sample that is not cut by characters), and the first
-and last token; ``paths.json``, the names of the paths; ``order.npy`` int64 (packs,), the packs in training order, which
-may be left out. Here path i is the i-th dataset of the plan and its name is not looked at.
+Path i is the i-th dataset of the plan and its name is not looked at.
 """
 
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from packhouse.client.digest import digest_bytes, digest_json
 from packhouse.client.errors import InvalidRequest, NotFound
-from packhouse.client.pack_table import PackTable
+from packhouse.client.preset import FILES
 from packhouse.client.store import ReadStore, Store
 from packhouse.worker.packing.segments import Int32, Int64, Packing, narrow
-
-FILES = ("boundaries.npy", "samples.npy", "paths.json", "order.npy")
 
 
 def preset(boundaries: Int64, samples: Int64, order: Int64, lengths: Int32, bounds: list[int]) -> Packing:
@@ -89,26 +83,3 @@ def _load(name: str, data: Any) -> Any:
         return np.load(io.BytesIO(data), allow_pickle=False).astype(np.int64, casting="safe")
     except (ValueError, TypeError, EOFError) as error:
         raise InvalidRequest(f"{name} of the preset cannot be read ({error})", "write it with numpy.save") from error
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    """Return the preset's files in ``folder``."""
-    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).exists()}
-
-
-def export_preset(folder: Path, packs: PackTable, bounds: list[int], paths: list[str]) -> None:
-    """Write ``packs`` as a preset for XTuner to replay, padded where short; ``paths[i]`` is its file of dataset i.
-
-    Holds where that file's lines are the dataset's samples, in order. ``bounds`` (datasets + 1,) is where the datasets'
-    samples begin. Packs without a segment are left out: XTuner has none.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    sample = packs.sample.astype(np.int64)
-    path = np.searchsorted(bounds, sample, side="right") - 1
-    chars = np.full(len(sample), -1)
-    columns = [path, sample - np.array(bounds)[path], chars, chars, packs.start, packs.start + packs.length]
-    boundaries = np.unique(packs.offsets)
-    arrays = boundaries, np.stack(columns, axis=1).astype(np.int64), np.arange(len(boundaries) - 1)
-    for name, array in zip((FILES[0], FILES[1], FILES[3]), arrays, strict=True):
-        np.save(folder / name, array)
-    (folder / FILES[2]).write_text(json.dumps(paths))

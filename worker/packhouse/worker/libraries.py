@@ -1,0 +1,25 @@
+"""transformers, imported when it is first needed: by one thread at a time, because its lazy modules are not safe."""
+
+import os
+import threading
+from typing import Any
+
+_IMPORT = threading.Lock()
+
+
+def auto_tokenizer() -> Any:
+    """Return ``transformers.AutoTokenizer``; the first call takes seconds."""
+    with _IMPORT:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer
+
+
+def chat_renderer() -> Any:
+    """Return transformers' function that renders chats in its sandbox."""
+    with _IMPORT:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        return render_jinja_template
