@@ -16,7 +16,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(READY)  ## the main job, end to end, in about a minute
+demo: $(READY)  ## the main job, end to end, in about half a minute
 	@$(BIN)/packhouse demo
 
 lint: $(READY)

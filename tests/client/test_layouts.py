@@ -1,6 +1,7 @@
 """Layouts internevo and internevo_unpacked: the worked examples of InternEvo's documentation, end to end."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,13 @@ import torch
 from packhouse.client.dataset import PackedDataset
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.layouts import (
+    load_batch,
     load_micro_batch,
     packed_data_normalizer,
     split_data_sequence_parallel,
     unpack_data,
 )
+from packhouse.client.pack import Pack
 from packhouse.client.plan import PlanFile
 from packhouse.client.wire import PlanSpec
 from packhouse.worker.plans import build_plan
@@ -176,3 +179,14 @@ def test_an_unknown_layout_and_a_misplaced_collator_are_refused(batches: Batches
     with pytest.raises(InvalidRequest, match="use one of internevo, internevo_unpacked, xtuner, padded"):
         batches(SENTENCES, layout="flat")
     assert batches(SENTENCES, layout=lambda packs, step: (step, len(packs))) == [(0, 1), (1, 1)]
+
+
+def test_packs_in_another_order_or_from_elsewhere_are_copied(batches: Batches) -> None:
+    seen: list[Pack] = []
+    batches(SENTENCES, layout=lambda packs, step: seen.extend(packs), micro_batches=2)
+    assert load_batch(seen)[0]["input_ids"].tolist() == INPUT_IDS
+    data, labels = load_batch([seen[1], seen[0], seen[1]])
+    assert data["input_ids"].tolist() == [INPUT_IDS[1], INPUT_IDS[0], INPUT_IDS[1]]
+    assert labels.tolist() == [LABELS[1], LABELS[0], LABELS[1]]
+    apart = [replace(pack, labels=pack.labels.copy()) for pack in seen]
+    assert load_batch(apart)[1].tolist() == LABELS

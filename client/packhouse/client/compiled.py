@@ -64,6 +64,23 @@ def _unpack(bits: Any, start: int, n: int, out: Any) -> None:
 
 
 @_compiled
+def _touch(first: int, last: int, shard: Any, row: Any, start: Any, length: Any, table: Any, lefts: Any) -> int:
+    """Read a byte or two of every segment of a pack, so that the processor fetches them all at once and not in turn."""
+    seen = 0
+    for i in range(first, last):
+        lefts[i] = carray(_pointer(table[shard[i], 0]), (row[i] + 2,), np.int64)[row[i]] + start[i]
+    for i in range(first, last):
+        _, tokens, bits, width = table[shard[i]]
+        begin, end = lefts[i] * width, (lefts[i] + length[i]) * width
+        source = carray(_pointer(tokens), (end,), np.uint8)
+        for at in range(begin, min(end, begin + 1024), 64):
+            seen += source[at]
+        if bits:
+            seen += carray(_pointer(bits), ((lefts[i] >> 3) + 1,), np.uint8)[lefts[i] >> 3]
+    return seen
+
+
+@_compiled
 def _fill(
     offsets: Any,
     shard: Any,
@@ -81,8 +98,11 @@ def _fill(
     longest: Any,
 ) -> int:
     mask = np.empty(pack_length + 1, np.uint8)
+    lefts = np.empty(len(shard), np.int64)
     border = 0
+    touched = 0
     for pack in range(len(offsets) - 1):
+        touched += _touch(offsets[pack], offsets[pack + 1], shard, row, start, length, table, lefts)
         begin = at = pack * pack_length
         stop = begin + pack_length
         longest[pack] = 0
@@ -118,4 +138,4 @@ def _fill(
             cu_seqlens[border] = pack_length
             border += 1
             longest[pack] = max(longest[pack], stop - at)
-    return -1
+    return -1 if touched != -1 else -2

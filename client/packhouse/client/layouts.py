@@ -164,12 +164,11 @@ def split_data_sequence_parallel(data: Data, labels: torch.Tensor, rank: int, si
 
 def _rows(rows: Sequence[Int64]) -> torch.Tensor:
     """Return the rows as one tensor; without a copy where they lie end to end, as a builder's do."""
-    first, size = rows[0], rows[0].nbytes
-    whole = all(
-        row.base is first.base and row.ctypes.data == first.ctypes.data + i * size for i, row in enumerate(rows)
-    )
-    if whole:
-        return torch.from_numpy(np.lib.stride_tricks.as_strided(first, (len(rows), len(first)), (size, 8)))
+    first, count = rows[0], len(rows)
+    places = [row.__array_interface__["data"][0] for row in rows]
+    whole = first.base is not None and all(row.base is first.base for row in rows)
+    if whole and places == [*range(places[0], places[0] + count * first.nbytes, first.nbytes)]:
+        return torch.from_numpy(np.lib.stride_tricks.as_strided(first, (count, len(first)), (first.nbytes, 8)))
     return torch.from_numpy(np.stack(rows))
 
 

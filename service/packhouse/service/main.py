@@ -67,9 +67,11 @@ def run(settings: Settings) -> None:
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         app = create_app(Parts(settings, store, catalog, jobs, executor))
         stack.enter_context(answering(app, listener, jobs, stop))
-        threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
+        warming = threading.Thread(target=warm_up, name="warm-up", daemon=True)
+        warming.start()
         stack.callback(executor.shutdown)
         executor.start()
+        warming.join()  # it took about as long; from here on a wrong request is refused at once
         stack.enter_context(_signals(stop))  # Ray has set its own
         # Not before Ray is up: by then, workers of a service that was killed have ended too.
         log.info("store %s, %d temporary files of dead processes removed", store.root, store.sweep())

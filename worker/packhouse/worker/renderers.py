@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import date, datetime
 from typing import Any, NoReturn
 
 import minijinja
@@ -125,14 +126,17 @@ class SlowRenderer:
 
 def pinned_clock(now: str) -> dict[str, Any]:
     """Return what a template gets to ask for the date: the day ``now``, YYYY-MM-DD, whenever it asks."""
-    day = datetime.fromisoformat(now)
+    return {"strftime_now": _Clock(date.fromisoformat(now))}
 
-    def strftime_now(layout: str) -> str:
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    day: date
+
+    def __call__(self, layout: str) -> str:
         if len(layout) > 200 or not _LAYOUT.fullmatch(layout):
             raise ValueError("the layout of the date is not one of strftime's plain ones")
-        return day.strftime(layout)
-
-    return {"strftime_now": strftime_now}
+        return datetime.combine(self.day, datetime.min.time()).strftime(layout)
 
 
 def has_generation(source: str) -> bool:
