@@ -60,6 +60,19 @@ def best_of(measure: Callable[[], Any], times: int = 2) -> float:
     return min(seconds)
 
 
+def in_turns(measured: dict[str, Callable[[], Any]], before: Callable[[], Any] | None = None) -> dict[str, float]:
+    """Seconds of the fastest of four calls of each; in turns, as a machine is busier in one minute than in another."""
+    best = dict.fromkeys(measured, math.inf)
+    for _ in range(4):
+        for name, call in measured.items():
+            if before is not None:
+                before()
+            started = time.perf_counter()
+            call()
+            best[name] = min(best[name], time.perf_counter() - started)
+    return best
+
+
 def packs_of(lengths: list[int], pack: int = PACK) -> list[list[int]]:
     """First-fit decreasing: which lengths share a pack."""
     packs: list[list[int]] = []
@@ -103,7 +116,7 @@ def packed_against_padded() -> dict[str, float]:
             ids = torch.randint(1, SHAPE.vocab_size, mask.shape)
             theirs(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
 
-    seconds = {"packed": best_of(packed), "padded": best_of(padded)}
+    seconds = in_turns({"packed": packed, "padded": padded})
     slots = sum(max(lengths[start : start + ROWS]) * ROWS for start in range(0, len(lengths), ROWS))
     return {
         **{name: sum(lengths) / value for name, value in seconds.items()},
@@ -156,13 +169,7 @@ def mode_speed(rank: int, world: int, files: str, results: Any) -> None:
         groups = make_groups(tp or world, world if wp == 0 else wp)
         model = build(SHAPE, groups, mode, Options(overlap=overlap))
         steps[label] = partial(one_step, model, step_of(packs[groups.data.rank :: groups.data.size]))
-    best = dict.fromkeys(steps, math.inf)
-    for _ in range(4):  # in turns: the machine may be busier in one minute than in the next
-        for label, step in steps.items():
-            dist.barrier()
-            started = time.perf_counter()
-            step()
-            best[label] = min(best[label], time.perf_counter() - started)
+    best = in_turns(steps, dist.barrier)
     speeds = {label: len(packs) * PACK / seconds for label, seconds in best.items()}
     dist.destroy_process_group()
     if rank == 0:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from packhouse.client.errors import InvalidRequest
@@ -68,6 +68,7 @@ def test_any_bytes_come_back_whole(tmp_path_factory: pytest.TempPathFactory) -> 
     @given(st.lists(st.binary(max_size=120), max_size=40), st.booleans(), st.integers(1, 97))
     def check(parts: list[bytes], ended: bool, at_once: int) -> None:
         data = b"\n".join(parts) + (b"\n" if ended else b"")
+        assume(not data.lstrip(b" \t\r\n").startswith(b"["))  # that is an array
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {"MIN_BLOCK": 50, "MAX_BLOCK": 150, "MEAN_TAIL": 30, "_READ_AT_ONCE": at_once}.items():
                 patch.setattr(sources, name, value)
@@ -176,12 +177,12 @@ def test_folders_are_searched_to_the_bottom_and_names_with_brackets_are_names(tm
 @pytest.mark.parametrize(
     ("name", "data", "match"),
     [
-        ("a.jsonl.gz", b"x", "not a JSON lines file"),
-        ("a.PARQUET", b"x", "not a JSON lines file"),
-        ("a.jsonl", b"\x1f\x8b\x08rest", "compressed or binary"),
-        ("a.jsonl", b"\x28\xb5\x2f\xfdrest", "compressed or binary"),
-        ("a.json", b' \n[{"text": "a"}]', "JSON array"),
-        ("a.json", b"\xef\xbb\xbf[1]", "JSON array"),
+        ("a.jsonl.gz", b"x", "not what its name says"),
+        ("a.PARQUET", b"x", "not what its name says"),
+        ("a.jsonl", b"\x1f\x8b\x08rest", "cannot be read to its end"),
+        ("a.jsonl.zst", b"\x28\xb5\x2f\xfdrest", "cannot be read to its end"),
+        ("a.jsonl", b"BZh91AY", "is a bzip2 file"),
+        ("a.zip", b"PK\x03\x04", "is a zip file"),
     ],
 )
 def test_other_kinds_of_files_are_refused(tmp_path: Path, name: str, data: bytes, match: str) -> None:
@@ -200,7 +201,7 @@ def test_relative_paths_are_refused(source: str) -> None:
 def test_what_names_nothing_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
-    with pytest.raises(InvalidRequest, match=r"cannot be read|matches no JSON lines file"):
+    with pytest.raises(InvalidRequest, match=r"cannot be read|matches no file of records"):
         expand([str(tmp_path / name)])
 
 

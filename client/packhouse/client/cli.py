@@ -17,6 +17,24 @@ import typer
 from packhouse.client import cli_plan, console, settings
 from packhouse.client.api import Client, JobFailed
 from packhouse.client.command import AsJson, Url, request, show
+from packhouse.client.record_options import (
+    AddBos,
+    AddEos,
+    Control,
+    Documents,
+    FieldNames,
+    Kind,
+    Loss,
+    MaxLength,
+    MessagesField,
+    Overflow,
+    RecordForm,
+    Template,
+    TemplateDate,
+    TextField,
+    form_fields,
+    read_template,
+)
 from packhouse.client.errors import InvalidRequest, PackhouseError, Unavailable
 from packhouse.client.wire import Job, JobSpec, JobState
 
@@ -72,19 +90,23 @@ def _report(error: PackhouseError, *, as_json: bool) -> int:
 def submit(
     sources: Annotated[list[str], typer.Argument(help="Files, folders or globs, on the service's machine.")],
     tokenizer: Annotated[str, typer.Option(help="Folder with a tokenizer.json, on the service's machine.")],
-    kind: Annotated[Literal["text", "chat"], typer.Option(help="What a record is.")] = "text",
-    text_field: Annotated[str, typer.Option(help="Field of a record's text.")] = "text",
-    messages_field: Annotated[str, typer.Option(help="Field of a record's messages.")] = "messages",
-    template: Annotated[
-        Path | None, typer.Option(help="File with a chat template, in place of the tokenizer's.")
-    ] = None,
-    loss: Annotated[Literal["all", "assistant"] | None, typer.Option(help="Which tokens are trained.")] = None,
-    add_bos: Annotated[bool, typer.Option(help="Start each sample with the beginning-of-sequence id.")] = False,
-    add_eos: Annotated[bool | None, typer.Option(help="End each sample with the end-of-sequence id.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Most tokens of a sample.")] = None,
-    overflow: Annotated[
-        Literal["truncate", "drop", "error"], typer.Option(help="What happens to longer ones.")
-    ] = "truncate",
+    form: RecordForm = None,
+    kind: Kind = None,
+    text_field: TextField = "text",
+    messages_field: MessagesField = "messages",
+    field: FieldNames = None,
+    documents: Documents = "file",
+    template: Template = None,
+    template_date: TemplateDate = None,
+    control_tokens: Control = None,
+    loss: Loss = None,
+    untrained: Annotated[
+        Literal["quarantine", "drop"], typer.Option(help="What happens to a record with no token to be trained.")
+    ] = "quarantine",
+    add_bos: AddBos = False,
+    add_eos: AddEos = None,
+    max_length: MaxLength = None,
+    overflow: Overflow = "truncate",
     on_bad_record: Annotated[
         Literal["quarantine", "fail"], typer.Option(help="What happens to a record that cannot be used.")
     ] = "quarantine",
@@ -99,11 +121,13 @@ def submit(
         JobSpec,
         sources=[os.path.abspath(source) for source in sources],
         tokenizer=os.path.abspath(tokenizer),
-        kind=kind,
-        text_field=text_field,
-        messages_field=messages_field,
-        template=_read_text(template),
+        **form_fields(form, kind, text_field, messages_field, field),
+        documents=documents,
+        template=read_template(template),
+        template_date=template_date,
+        control_tokens=control_tokens,
         loss=loss,
+        untrained=untrained,
         add_bos=add_bos,
         add_eos=add_eos,
         max_length=max_length,
@@ -231,12 +255,3 @@ def _run_elsewhere(name: str, extra: str, arguments: list[str]) -> None:
     elsewhere = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
     elsewhere.command(name)(command)
     elsewhere(arguments, prog_name=f"packhouse {name}")
-
-
-def _read_text(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the template {str(path)!r} cannot be read ({error})", "name a text file") from None

@@ -64,20 +64,46 @@ def _unpack(bits: Any, start: int, n: int, out: Any) -> None:
 
 
 @_compiled
-def _touch(first: int, last: int, shard: Any, row: Any, start: Any, length: Any, table: Any, lefts: Any) -> int:
+def _touch(
+    first: int, last: int, shard: Any, row: Any, start: Any, length: Any, table: Any, lefts: Any, ends: Any
+) -> int:
     """Read a byte or two of every segment of a pack, so that the processor fetches them all at once and not in turn."""
     seen = 0
     for i in range(first, last):
-        lefts[i] = carray(_pointer(table[shard[i], 0]), (row[i] + 2,), np.int64)[row[i]] + start[i]
+        rows = carray(_pointer(table[shard[i], 0]), (row[i] + 2,), np.int64)
+        lefts[i] = rows[row[i]] + start[i]
+        # No further than the sample goes: whether the plan asks for more is looked at later.
+        ends[i] = min(rows[row[i] + 1], lefts[i] + length[i])
     for i in range(first, last):
         _, tokens, bits, width = table[shard[i]]
-        begin, end = lefts[i] * width, (lefts[i] + length[i]) * width
+        begin, end = lefts[i] * width, ends[i] * width
         source = carray(_pointer(tokens), (end,), np.uint8)
         for at in range(begin, min(end, begin + 1024), 64):
             seen += source[at]
-        if bits:
+        if bits and begin < end:
             seen += carray(_pointer(bits), ((lefts[i] >> 3) + 1,), np.uint8)[lefts[i] >> 3]
     return seen
+
+
+@_compiled
+def _place(entry: Any, left: int, n: int, follows: bool, mask: Any, ids: Any, labels: Any, positions: Any) -> None:
+    """Copy ``n`` tokens from ``left`` on of the shard with the table's ``entry``; ``mask`` is space to work in."""
+    _, tokens, bits, width = entry
+    seen = n + 1 if follows else n
+    if bits:
+        _unpack(carray(_pointer(bits), (left + seen + 7 >> 3,), np.uint8), left, seen, mask)
+    if width == 2:
+        source = carray(_pointer(tokens), (left + seen,), np.uint16)[left:]
+        _copy(source, mask, bits != 0, n, follows, ids, labels, positions)
+    else:
+        wide = carray(_pointer(tokens), (left + seen,), np.uint32)[left:]
+        _copy(wide, mask, bits != 0, n, follows, ids, labels, positions)
+
+
+@_compiled
+def _pad(pad_id: int, ids: Any, labels: Any, positions: Any) -> None:
+    for j in range(len(ids)):
+        ids[j], labels[j], positions[j] = pad_id, -100, j
 
 
 @_compiled
@@ -97,45 +123,33 @@ def _fill(
     cu_seqlens: Any,
     longest: Any,
 ) -> int:
-    mask = np.empty(pack_length + 1, np.uint8)
-    lefts = np.empty(len(shard), np.int64)
-    border = 0
-    touched = 0
+    mask, lefts, ends = (
+        np.empty(pack_length + 1, np.uint8),
+        np.empty(len(shard), np.int64),
+        np.empty(len(shard), np.int64),
+    )
+    border = touched = 0
     for pack in range(len(offsets) - 1):
-        touched += _touch(offsets[pack], offsets[pack + 1], shard, row, start, length, table, lefts)
+        touched += _touch(offsets[pack], offsets[pack + 1], shard, row, start, length, table, lefts, ends)
         begin = at = pack * pack_length
-        stop = begin + pack_length
-        longest[pack] = 0
+        stop, most = begin + pack_length, 0
         cu_seqlens[border] = 0
-        border += 1
         for i in range(offsets[pack], offsets[pack + 1]):
-            where, tokens, bits, width = table[shard[i]]
-            rows = carray(_pointer(where), (row[i] + 2,), np.int64)
-            base, end, n = rows[row[i]], rows[row[i] + 1], length[i]
-            left = base + start[i]
+            left, n = lefts[i], length[i]
+            rows = carray(_pointer(table[shard[i], 0]), (row[i] + 2,), np.int64)
+            base, end = rows[row[i]], rows[row[i] + 1]
             if left + n > end:
                 return i
             follows = left + n < min(end, base + sample_end)
-            seen = n + 1 if follows else n
-            if bits:
-                _unpack(carray(_pointer(bits), (left + seen + 7 >> 3,), np.uint8), left, seen, mask)
-            goal = ids[at : at + n], labels[at : at + n], positions[at : at + n]
-            if width == 2:
-                source = carray(_pointer(tokens), (left + seen,), np.uint16)[left:]
-                _copy(source, mask, bits != 0, n, follows, *goal)
-            else:
-                wide = carray(_pointer(tokens), (left + seen,), np.uint32)[left:]
-                _copy(wide, mask, bits != 0, n, follows, *goal)
-            at += n
+            to = slice(at, at + n)
+            _place(table[shard[i]], left, n, follows, mask, ids[to], labels[to], positions[to])
+            at, border, most = at + n, border + 1, max(most, n)
             cu_seqlens[border] = at - begin
-            border += 1
-            longest[pack] = max(longest[pack], n)
         if at < stop:
-            ids[at:stop] = pad_id
-            labels[at:stop] = -100
-            for j in range(stop - at):
-                positions[at + j] = j
+            _pad(pad_id, ids[at:stop], labels[at:stop], positions[at:stop])
+            border, most = border + 1, max(most, stop - at)
             cu_seqlens[border] = pack_length
-            border += 1
-            longest[pack] = max(longest[pack], stop - at)
+        border += 1
+        longest[pack] = most
+    # The sum is told, or the compiler would leave the reads out.
     return -1 if touched != -1 else -2

@@ -89,11 +89,33 @@ def load(name: KernelName = "auto") -> tuple[str, Fill]:
 
 def numpy_fill(segments: Segments, shards: OpenShards, length: int, sample_end: int, pad_id: int, out: Flat) -> int:
     """Write the packs by NumPy: slice copies for each segment, whole-array work for labels and positions."""
-    counts = np.diff(segments.offsets)
-    tokens = _sums(segments)
+    counts, tokens = np.diff(segments.offsets), _sums(segments)
     starts = _starts(segments, counts, length)
     packs = np.arange(len(counts), dtype=np.int64) * length
     out.input_ids.fill(pad_id)
+    wrong, trained, following = _copy(segments, shards, starts, sample_end, out)
+    if wrong >= 0:
+        return wrong
+    labels = out.labels
+    labels[:-1] = out.input_ids[1:]
+    if trained is not None:
+        np.putmask(labels[:-1], ~trained[1:], IGNORE)
+    labels[starts + segments.length - 1] = following
+    padded = tokens < length
+    tails = (packs + tokens)[padded]
+    for tail in tails.tolist():
+        labels[tail : tail + length - tail % length] = IGNORE
+    borders = np.sort(np.concatenate([starts, tails, [len(labels)]]))
+    sizes = np.diff(borders)
+    np.subtract(np.arange(len(labels)), np.repeat(borders[:-1], sizes), out=out.positions)
+    _borders(borders, sizes, counts + padded, length, out)
+    return -1
+
+
+def _copy(
+    segments: Segments, shards: OpenShards, starts: Int64, sample_end: int, out: Flat
+) -> tuple[int, npt.NDArray[np.bool_] | None, Int64]:
+    """Write the ids; return the first segment that cannot be, or -1, the mask if there is one, and the last labels."""
     trained: npt.NDArray[np.bool_] | None = None
     following = np.full(len(starts), IGNORE, np.int64)
     columns = segments.shard, segments.row, segments.start, segments.length, starts
@@ -102,7 +124,7 @@ def numpy_fill(segments: Segments, shards: OpenShards, length: int, sample_end: 
         base, end = int(shard.offsets[row]), int(shard.offsets[row + 1])
         left, right = base + start, base + start + n
         if right > end:
-            return i
+            return i, trained, following
         out.input_ids[at : at + n] = shard.input_ids[left:right]
         if shard.mask_bits is not None:
             if trained is None:
@@ -110,20 +132,7 @@ def numpy_fill(segments: Segments, shards: OpenShards, length: int, sample_end: 
             trained[at : at + n] = shard.mask(left, right)
         if right < min(end, base + sample_end):
             following[i] = _label(shard, right)
-    labels = out.labels
-    labels[:-1] = out.input_ids[1:]
-    if trained is not None:
-        np.putmask(labels[:-1], ~trained[1:], IGNORE)
-    labels[starts + segments.length - 1] = following
-    padded = tokens < length
-    tails = (packs + tokens)[padded]
-    borders = np.sort(np.concatenate([starts, tails, [len(labels)]]))
-    sizes = np.diff(borders)
-    np.subtract(np.arange(len(labels)), np.repeat(borders[:-1], sizes), out=out.positions)
-    for tail in tails.tolist():
-        labels[tail : tail + length - tail % length] = IGNORE
-    _borders(borders, sizes, counts + padded, length, out)
-    return -1
+    return -1, trained, following
 
 
 def _label(shard: Shard, at: int) -> int:

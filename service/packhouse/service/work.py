@@ -51,10 +51,12 @@ class CacheWork:
     def check(self, spec: JobSpec) -> "ResolvedRecipe":
         """Look for the sources first: that is quick, and a wrong path is the most common fault."""
         from packhouse.worker import recipe, sources
+        from packhouse.worker.unpacked import first_records
 
         _check_paths([*spec.sources, spec.tokenizer])
         files = sources.expand(spec.sources)
-        resolved = recipe.resolve(spec, self.store)
+        first = first_records(files, spec.documents) if spec.format is None else []
+        resolved = recipe.resolve(spec, self.store, first)
         empty = tuple(f"the source {file!r} is empty" for file in files if os.path.getsize(file) == 0)
         return replace(resolved, warnings=(*resolved.warnings, *empty[:10]))
 

@@ -23,3 +23,12 @@ def chat_renderer() -> Any:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         return render_jinja_template
+
+
+def template_globals(source: str) -> dict[str, Any]:
+    """Return the globals of the compiled template that ``chat_renderer`` renders ``source`` by, to add to them."""
+    with _IMPORT:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        return _compile_jinja_template(source).globals  # type: ignore[no-any-return]

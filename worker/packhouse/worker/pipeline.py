@@ -151,7 +151,7 @@ class _Run:
         """Return the blocks of all sources, in order; scan those that are not remembered."""
         self.tally.sources = len(files)
         self._tell("scanning", force=True)
-        fingerprints = {file: Fingerprint.of(file) for file in files}
+        fingerprints = {file: Fingerprint.of(file, self.spec.documents) for file in files}
         found = remembered_blocks(list(fingerprints.values()), self.index)
         unknown = [fingerprint for file, fingerprint in fingerprints.items() if file not in found]
         queue = grouped(unknown, attrgetter("size"), most_bytes=SCAN_BYTES, most_items=SCAN_FILES)
@@ -160,7 +160,9 @@ class _Run:
             self._check_cancelled()
             while queue and len(self.running) < TASKS_PER_CPU * self.executor.cpus:
                 group = queue.pop(0)
-                self.running[self.executor.submit(scan_sources, [file.path for file in group])] = group
+                self.running[self.executor.submit(scan_sources, [file.path for file in group], self.spec.documents)] = (
+                    group
+                )
             for task in self.executor.wait(list(self.running), TICK_SECONDS):
                 group = self.running.pop(task)
                 try:
@@ -175,7 +177,7 @@ class _Run:
         return [block for file in files for block in found[file]]
 
     def _look_up(self, blocks: list[Block]) -> list[Block]:
-        """Take what is in the store; return one block for each missing shard, heaviest first."""
+        """Take what is in the store; return one block for each missing shard, in the order to do them."""
         missing: dict[str, Block] = {}
         damaged: set[str] = set()
         hits: Counter[str] = Counter()
@@ -196,7 +198,7 @@ class _Run:
         reasons = miss_reasons(list(missing), self.recipe, self.index)
         for digest, count in hits.items():
             self.tally.misses["damaged" if digest in damaged else reasons[digest]] += count
-        return sorted(missing.values(), key=lambda block: (-block.length, block.digest))
+        return sorted(missing.values(), key=_order)
 
     def _encode(self, missing: list[Block], times: Counter[str]) -> None:
         """Encode blocks on the workers; each is tried again when its worker dies."""
@@ -320,3 +322,9 @@ class _Run:
 
 def _tasks(blocks: list[Block]) -> list[list[Block]]:
     return grouped(blocks, attrgetter("length"), most_bytes=TASK_BYTES, most_items=TASK_BLOCKS)
+
+
+def _order(block: Block) -> tuple[Any, ...]:
+    """Sort plain blocks heaviest first; before them those of other sources, in the order in which they are unpacked."""
+    packed = block.how != "lines"
+    return (0, block.source, block.part, block.offset) if packed else (1, -block.length, block.digest)

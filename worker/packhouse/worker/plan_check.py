@@ -13,8 +13,8 @@ def check_spec(spec: PlanSpec) -> None:
     _check_mixture(spec)
     if spec.ranks * spec.micro_batches > MAX_STEP_PACKS:
         raise InvalidRequest(
-            f"a step of {spec.ranks} ranks × {spec.micro_batches} micro-batches would hold more than {MAX_STEP_PACKS:,} "
-            "packs",
+            f"a step of {spec.ranks} ranks × {spec.micro_batches} micro-batches would hold more than "
+            f"{MAX_STEP_PACKS:,} packs",
             "lower one of them",
         )
     if (spec.strategy == "preset") != (spec.preset is not None):

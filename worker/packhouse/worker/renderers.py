@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import minijinja
 
-from packhouse.worker.libraries import chat_renderer
+from packhouse.worker.libraries import chat_renderer, template_globals
 from packhouse.worker.records import Chat
 
 FUEL = 20_000_000
@@ -101,8 +101,12 @@ class SlowRenderer:
 
     def __init__(self, source: str, variables: dict[str, Any]) -> None:
         self._render = chat_renderer()
-        self._source = source
-        self._variables = variables
+        self._variables = dict(variables)
+        clock = self._variables.pop("strftime_now", None)
+        # transformers keeps compiled templates by their source: the day in it makes this one nobody else's.
+        self._source = source if clock is None else f"{{{{ '' if '{clock.day}' }}}}{source}"
+        if clock is not None:
+            template_globals(self._source)["strftime_now"] = clock
         self._tracks = has_generation(source)
 
     def render(self, chat: Chat, *, prompt: bool = False) -> tuple[str, list[Span]]:

@@ -23,21 +23,21 @@ class Samples:
     """bool, tokens; None when every token is trained."""
     rows: np.ndarray[tuple[int], np.dtype[np.int32]]
     """int32, samples: line of each in its block, from 0."""
-    places: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
-    """int64, samples: tokens of its record before each; None when samples are not split."""
     records: int = 0
     rejects: list[Reject] = field(default_factory=list)
     dropped: int = 0
     truncated: int = 0
     truncated_tokens: int = 0
-    split: int = 0
-    """Records that became several samples."""
-    fragments: int = 0
-    """Samples that those became."""
     fallbacks: Counter[str] = field(default_factory=Counter)
     """Slower paths taken: 'engine' and 'renderer' by block, 'offsets' by row."""
     audited: int = 0
     engine: str = ""
+    split: int = 0
+    """Records that became several samples."""
+    fragments: int = 0
+    """Samples that those became."""
+    places: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
+    """int64, samples: tokens of its record before each; None when samples are not split."""
 
 
 def join(parts: Sequence[Samples], *, masked: bool) -> Samples:

@@ -1,7 +1,8 @@
 """Sources and blocks: which files a job reads, and where content says to cut them.
 
 A block ends at the first line, past a minimum size, whose hash meets a condition; a maximum size caps it. So an
-appended tail changes only the last block, and an insertion only its neighbourhood.
+appended tail changes only the last block, and an insertion only its neighbourhood. Sources that are not plain JSON
+lines are cut as what ``readers`` unpacks; a worker that reads their blocks in order unpacks each source once.
 """
 
 import glob
@@ -18,6 +19,8 @@ import xxhash
 
 from packhouse.client.digest import digest_bytes
 from packhouse.client.errors import InvalidRequest, PackhouseError
+from packhouse.worker.readers import damaged, kind_of, parts_of, unpack
+from packhouse.worker.unpacked import Unpacked, open_part
 
 MIN_BLOCK = 16 << 20
 """Bytes before which a block does not end, unless its source does."""
@@ -26,9 +29,11 @@ MAX_BLOCK = 32 << 20
 MEAN_TAIL = 4 << 20
 """Bytes past the minimum at which content ends a block, on average."""
 
-_SUFFIXES = {".jsonl", ".ndjson", ".json"}
-_UNREAD = {".gz", ".zst", ".bz2", ".xz", ".zip", ".parquet", ".arrow", ".feather", ".bin", ".tar"}
-_MAGIC = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04", b"PAR1", b"ARROW1")
+MAX_LINE = 1 << 30
+"""Bytes after which a line without an end is taken for something else than JSON lines."""
+
+_LINES = (".jsonl", ".ndjson", ".json")
+_SUFFIXES = (*_LINES, *(one + packed for one in _LINES for packed in (".gz", ".zst")), ".parquet", ".arrow", ".feather")
 _READ_AT_ONCE = 4 << 20
 
 
@@ -54,6 +59,10 @@ class Block:
     """Lines of the block, blank ones included."""
     digest: str
     """xxh3-128 of its bytes."""
+    how: str = "lines"
+    """Kind of the source; of all but lines, offset and length count in what the part is unpacked to."""
+    part: int = 0
+    """Row group or record batch."""
 
     def __str__(self) -> str:
         return f"{self.source!r}, lines {self.first_line + 1} to {self.first_line + self.lines}"
@@ -63,7 +72,7 @@ def expand(sources: list[str]) -> list[str]:
     """Return the files that ``sources`` (files, folders, globs) name, in order; folders and globs sort by bytes.
 
     No data is read beyond the first bytes of each file. Raises ``InvalidRequest`` for a relative path, for one that
-    names nothing, and for a file that cannot be read or is of a kind that is not JSON lines.
+    names nothing, and for a file that cannot be read or is of a kind that is not known.
     """
     files: list[str] = []
     for source in sources:
@@ -77,15 +86,15 @@ def expand(sources: list[str]) -> list[str]:
 
 def _expand_one(source: str) -> list[str]:
     if os.path.isdir(source):
-        found = [str(path) for path in Path(source).rglob("*") if path.suffix in _SUFFIXES and path.is_file()]
-        remedy = "name the files, or give them one of the suffixes " + ", ".join(sorted(_SUFFIXES))
+        found = [str(path) for path in Path(source).rglob("*") if path.name.endswith(_SUFFIXES) and path.is_file()]
+        remedy = "name the files, or give them one of the suffixes " + ", ".join(_SUFFIXES)
     elif os.path.exists(source) or not glob.has_magic(source):
         return [source]
     else:
         found = [path for path in glob.glob(source, recursive=True) if os.path.isfile(path)]
         remedy = "check the pattern"
     if not found:
-        raise InvalidRequest(f"the source {source!r} matches no JSON lines file", remedy)
+        raise InvalidRequest(f"the source {source!r} matches no file of records", remedy)
     return sorted(found, key=os.fsencode)
 
 
@@ -94,18 +103,10 @@ def _check_readable(file: str) -> None:
         file.encode()
     except UnicodeEncodeError:
         raise InvalidRequest(f"the name of the source {file!r} is not UTF-8", "rename it") from None
-    if Path(file).suffix.lower() in _UNREAD:
-        raise InvalidRequest(f"the source {file!r} is not a JSON lines file", "unpack or convert it to .jsonl first")
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):  # before it is opened: opening a pipe would wait for a writer
             raise InvalidRequest(f"the source {file!r} is not a regular file", "name a file, a folder or a glob")
-        with open(file, "rb") as opened:
-            start = opened.read(64)
-        if start.startswith(_MAGIC):
-            detail = f"the source {file!r} is compressed or binary, whatever its name"
-            raise InvalidRequest(detail, "unpack or convert it to .jsonl first")
-        if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            raise InvalidRequest(f"the source {file!r} is a JSON array", "write one record a line instead")
+        kind_of(file)
     except OSError as error:
         raise InvalidRequest(f"the source {file!r} cannot be read ({error.strerror})", "check the path") from None
 
@@ -119,23 +120,26 @@ class Fingerprint:
     mtime_ns: int
     ctime_ns: int
     inode: int
+    documents: str = "file"
+    """How a .txt file is cut into documents."""
 
     def __str__(self) -> str:
         return repr(self.path)
 
     @classmethod
-    def of(cls, path: str) -> Self:
+    def of(cls, path: str, documents: str = "file") -> Self:
         """Stat ``path``; raise ``SourceChanged`` if it has gone."""
         try:
             info = os.stat(path)
         except OSError as error:
             raise _unreadable(path, error) from None
-        return cls(path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+        return cls(path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, documents)
 
     @property
     def key(self) -> str:
         """Name of the remembered block list."""
-        return f"blocks:{self.path}:{self.size}:{self.mtime_ns}:{self.ctime_ns}:{self.inode}"
+        how = "" if self.documents == "file" else f":{self.documents}"
+        return f"blocks:{self.path}:{self.size}:{self.mtime_ns}:{self.ctime_ns}:{self.inode}{how}"
 
     def settled(self, now_ns: int | None = None) -> bool:
         """Whether a later write would surely show in the times: False for a file younger than its clock's grain."""
@@ -145,23 +149,32 @@ class Fingerprint:
         return (time.time_ns() if now_ns is None else now_ns) - newest > grain_ns
 
 
-def scan(path: str) -> list[Block]:
+def scan(path: str, documents: str = "file") -> list[Block]:
     """Read ``path`` once and return its blocks, in order; none for an empty file. Holds one block in memory.
 
-    Raises ``SourceChanged`` when it cannot be read.
+    Raises ``SourceChanged`` when it cannot be read, and ``SourceDamaged`` when it is cut or corrupt.
     """
     blocks: list[Block] = []
-    offset = line = 0
+    line = 0
     try:
-        with open(path, "rb", buffering=0) as file:
-            for data in cut(file):
-                count = _lines(data)
-                blocks.append(Block(path, offset, len(data), line, count, digest_bytes(data)))
-                offset += len(data)
-                line += count
+        how = kind_of(path, documents)
+        for part in range(parts_of(path, how)):
+            offset = 0
+            with open_part(path, how, part) as file:
+                for data in cut(file):
+                    count = _lines(data)
+                    blocks.append(Block(path, offset, len(data), line, count, digest_bytes(data), how, part))
+                    offset += len(data)
+                    line += count
+    except _NoLineEnd:
+        raise damaged(path, f"no line ends within {MAX_LINE:,} bytes behind line {line}") from None
     except OSError as error:
         raise _unreadable(path, error) from None
     return blocks
+
+
+class _NoLineEnd(Exception):
+    pass
 
 
 def _unreadable(path: str, error: OSError) -> SourceChanged:
@@ -187,6 +200,8 @@ def cut(file: BinaryIO) -> Iterator[memoryview]:
         end = _block_end(buffer, filled)
         while end is None and not ended:  # one line longer than a block: the block ends where the line does
             searched = filled
+            if filled > MAX_LINE:
+                raise _NoLineEnd
             filled, ended = _fill(file, buffer, filled)
             end = buffer.find(b"\n", searched, filled) + 1 or None
         end = filled if end is None else end
@@ -226,11 +241,37 @@ def _block_end(buffer: bytearray, filled: int) -> int | None:
 def read(block: Block) -> bytes:
     """Return the bytes of a block; raise ``SourceChanged`` if they are not those that were scanned."""
     try:
-        with open(block.source, "rb") as file:
-            file.seek(block.offset)
-            data = file.read(block.length)
+        if block.how == "lines":
+            with open(block.source, "rb") as file:
+                file.seek(block.offset)
+                data = file.read(block.length)
+        else:
+            data = _read_on(block)
     except OSError as error:
         raise _unreadable(block.source, error) from None
     if len(data) != block.length or digest_bytes(data) != block.digest:
+        _LAST.clear()
         raise SourceChanged(f"the source {block.source!r} changed while the job ran", "submit the job again")
     return data
+
+
+_LAST: dict[tuple[str, str, int], Unpacked] = {}
+"""The part that this process read last, and how far: the next block of it is further on."""
+
+
+def _read_on(block: Block) -> bytes:
+    key = (Fingerprint.of(block.source).key, block.how, block.part)
+    file = _LAST.pop(key, None)
+    _LAST.clear()
+    if file is None or file.place > block.offset:
+        file = Unpacked(unpack(block.source, block.how, block.part))
+    buffer = bytearray(_READ_AT_ONCE)
+    while file.place < block.offset and file.readinto(memoryview(buffer)[: block.offset - file.place]):
+        pass
+    data = bytearray(block.length)
+    with memoryview(data) as view:
+        done = 0
+        while done < block.length and (count := file.readinto(view[done:])):
+            done += count
+    _LAST[key] = file
+    return bytes(data[:done])

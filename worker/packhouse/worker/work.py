@@ -41,14 +41,14 @@ class Done:
     rejects: tuple[Reject, ...]
 
 
-def scan_sources(paths: list[str]) -> list[Scanned]:
+def scan_sources(paths: list[str], documents: str = "file") -> list[Scanned]:
     """Cut each source into blocks."""
     results = []
     for path in paths:
-        before = Fingerprint.of(path)
+        before = Fingerprint.of(path, documents)
         settled = before.settled()
-        blocks = tuple(scan(path))
-        results.append(Scanned(before, blocks, settled and Fingerprint.of(path) == before))
+        blocks = tuple(scan(path, documents))
+        results.append(Scanned(before, blocks, settled and Fingerprint.of(path, documents) == before))
     return results
 
 

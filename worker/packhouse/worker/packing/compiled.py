@@ -12,7 +12,8 @@ def compiled(kernel: Kernel) -> Kernel:
     """Return ``kernel`` compiled at its first call.
 
     The cache saves each new process some seconds. numba refuses to cache where neither the package's folder nor the
-    user's own is writable; such an install compiles in every process.
+    user's own is writable; such an install compiles in every process. It looks at a kernel's own file only: whoever
+    edits a kernel that another file's kernel calls (``window.py``) touches that file too.
     """
     try:
         return numba.njit(cache=True)(kernel)  # type: ignore[no-any-return]

@@ -1,0 +1,221 @@
+"""Readers: every kind of source gives the same records, and a damaged one fails with its name and place."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packhouse.client.errors import InvalidRequest
+from packhouse.worker import readers, sources, unpacked
+from packhouse.worker.json_array import BrokenArray, elements
+from packhouse.worker.readers import SourceDamaged, kind_of
+from packhouse.worker.sources import Block, Fingerprint, expand, read, scan
+from packhouse.worker.unpacked import first_records
+
+ROWS = [{"text": f"é {n} " + "x" * (n % 90), "n": n} for n in range(3000)]
+LINES = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in ROWS)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MIN_BLOCK", 20_000)
+    monkeypatch.setattr(sources, "MAX_BLOCK", 60_000)
+    monkeypatch.setattr(sources, "MEAN_TAIL", 5_000)
+
+
+def zstd(data: bytes) -> bytes:
+    packed: bytes = pa.compress(data, codec="zstd", asbytes=True)
+    return packed
+
+
+def write(path: Path, kind: str) -> Path:
+    half = len(LINES) // 2
+    array = json.dumps(ROWS, indent=1, ensure_ascii=False).encode()
+    table = pa.Table.from_pylist(ROWS)
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=1000)
+    elif kind == "feather":
+        feather.write_feather(table, str(path), chunksize=1000)
+    elif kind == "arrow":
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        members = gzip.compress(LINES[:half]) + gzip.compress(LINES[half:])
+        frames = zstd(LINES[:half]) + zstd(LINES[half:])
+        data = {"jsonl.gz": members, "jsonl.zst": frames, "json": array, "json.gz": gzip.compress(array)}
+        path.write_bytes(data[kind])
+    return path
+
+
+def records(blocks: list[Block]) -> list[Any]:
+    return [json.loads(line) for block in blocks for line in read(block).splitlines()]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "json", "json.gz", "parquet", "feather", "arrow"])
+def test_b038_every_kind_of_source_gives_the_same_records(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"a.{kind}", kind)
+    assert expand([str(tmp_path)]) == [str(path)]
+    blocks = scan(str(path))
+    assert len(blocks) > 2
+    assert records(blocks) == ROWS
+    assert [block.first_line for block in blocks] == [sum(one.lines for one in blocks[:n]) for n in range(len(blocks))]
+    assert records(blocks[::-1]) == [row for block in blocks[::-1] for row in records([block])], "in any order"
+    assert first_records([str(path)])[:5] == ROWS[:5]
+
+
+@pytest.mark.usefixtures("small")
+def test_blocks_of_what_is_unpacked_are_those_of_the_plain_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    plain = [block.digest for block in scan(str(tmp_path / "a.jsonl"))]
+    for kind in ("jsonl.gz", "jsonl.zst"):
+        assert [block.digest for block in scan(str(write(tmp_path / kind, kind)))] == plain
+
+
+@pytest.mark.usefixtures("small")
+def test_blocks_read_in_order_unpack_a_source_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = scan(str(write(tmp_path / "a.jsonl.gz", "jsonl.gz")))
+    opened = []
+    unpack = sources.unpack
+    monkeypatch.setattr(sources, "unpack", lambda *key: opened.append(key) or unpack(*key))
+    assert records(blocks[1::2])
+    assert len(opened) == 1, "what lies between is passed over"
+    assert records(blocks[:1])
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "json", "json.gz", "parquet", "feather"])
+def test_b038_a_cut_source_fails_with_its_name(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"a.{kind}", kind)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - 20])
+    with pytest.raises(SourceDamaged, match=rf"a\.{kind}.*cannot be read to its end"):
+        scan(str(path))
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst"])
+def test_a_corrupt_source_fails_and_gives_no_wrong_record(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"a.{kind}", kind)
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 3] ^= 0x55
+    path.write_bytes(whole)
+    with pytest.raises(SourceDamaged, match="after [0-9,]+ unpacked bytes"):
+        scan(str(path))
+
+
+def test_the_cases_of_the_log(shared: Path) -> None:
+    inputs = shared / "cases" / "inputs"
+    assert len(records(scan(str(inputs / "B038.jsonl.gz")))) == 2
+    with pytest.raises(SourceDamaged, match=r"B038_trunc\.jsonl\.gz"):
+        scan(str(inputs / "B038_trunc.jsonl.gz"))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd])
+def test_a_bomb_is_refused(pack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "FREE_GROWTH", 1 << 20)
+    (tmp_path / "a.jsonl.gz").write_bytes(pack(b"\n" * (64 << 20)))
+    with pytest.raises(SourceDamaged, match="more than 200 times its size"):
+        scan(str(tmp_path / "a.jsonl.gz"))
+
+
+def test_a_line_without_an_end_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_BLOCK", 10_000)
+    monkeypatch.setattr(sources, "MIN_BLOCK", 5_000)
+    monkeypatch.setattr(sources, "_READ_AT_ONCE", 4_096)
+    monkeypatch.setattr(sources, "MAX_LINE", 50_000)
+    (tmp_path / "a.jsonl").write_bytes(b"{}\n" + b"x" * 200_000)
+    with pytest.raises(SourceDamaged, match="no line ends within 50,000 bytes"):
+        scan(str(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("documents", "texts"),
+    [("file", ["\r\none\r\ntwo\n\n \n\nthree"]), ("paragraph", ["one\r\ntwo", "three"])],
+)
+@pytest.mark.parametrize("at_once", [1, 3, 1 << 20])
+def test_a_text_is_one_document_or_one_a_paragraph(
+    documents: str, texts: list[str], at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbf\r\none\r\ntwo\n\n \n\nthree")
+    monkeypatch.setattr(readers, "_AT_ONCE", at_once)
+    monkeypatch.setattr(readers._bytes, "__defaults__", (at_once,))
+    assert [record["text"] for record in records(scan(str(path), documents))] == texts
+    assert Fingerprint.of(str(path), "file").key != Fingerprint.of(str(path), "paragraph").key
+
+
+def test_a_text_that_is_no_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc\xff")
+    with pytest.raises(SourceDamaged, match="byte 3 of a document is not UTF-8"):
+        scan(str(tmp_path / "a.txt"))
+    monkeypatch.setattr(readers, "MAX_RECORD", 3)
+    with pytest.raises(SourceDamaged, match="set documents to 'paragraph'"):
+        scan(str(tmp_path / "a.txt"))
+
+
+@given(
+    st.lists(st.recursive(st.none() | st.integers() | st.text() | st.floats(allow_nan=False), st.lists), max_size=6),
+    st.sampled_from([None, 2]),
+    st.integers(1, 40),
+)
+def test_elements_are_those_of_the_array(values: list[Any], indent: int | None, at_once: int) -> None:
+    data = b" \r\n" + json.dumps(values, indent=indent, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    chunks = (data[place : place + at_once] for place in range(0, len(data), at_once))
+    lines = list(elements(chunks))
+    assert [json.loads(line.decode("utf-8", "surrogatepass")) for line in lines] == values
+    assert all(line.count(b"\n") == 1 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"[1, 2", "behind its element 2"),
+        (b'[1, {"a": ', "at its element 2"),
+        (b"[1 2]", "behind its element 1"),
+        (b"[1,]", "at its element 2"),
+        (b"[1] 2", "something follows the array of 1"),
+        (b"[" + b"[" * 100_000, "nested too deeply"),
+        (b"{}", "not a JSON array"),
+    ],
+)
+def test_a_broken_array_says_where(data: bytes, match: str) -> None:
+    with pytest.raises(BrokenArray, match=match):
+        list(elements(iter([data])))
+
+
+def test_rows_of_a_table_have_no_fields_of_other_rows(tmp_path: Path) -> None:
+    """B015: a table unifies the arguments of tool calls; what a row never had does not come back as null."""
+    rows = [{"m": [{"a": {"city": "X"}}], "t": None}, {"m": [{"a": {"n": 3}}], "t": "2025-08-01"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert records(scan(str(tmp_path / "a.parquet"))) == [{"m": [{"a": {"city": "X"}}]}, {**rows[1]}]
+
+
+def test_kinds_are_told_by_content_first(tmp_path: Path) -> None:
+    for name, data, kind in (
+        ("a.jsonl", gzip.compress(b"{}\n"), "gz+lines"),
+        ("a.txt.zst", zstd(b"x"), "zst+file"),
+        ("a.json", b"\xef\xbb\xbf [1]", "array"),
+        ("a.jsonl.gz", b"", "lines"),
+        ("a.txt", b"[x", "file"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        assert kind_of(str(tmp_path / name)) == kind
+    with pytest.raises(InvalidRequest, match="xz file: unpack it"):
+        (tmp_path / "a.xz").write_bytes(b"\xfd7zXZ\x00")
+        kind_of(str(tmp_path / "a.xz"))
+
+
+def test_the_first_records_are_those_of_the_first_file_with_any(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    (tmp_path / "b.jsonl").write_bytes(b'not json\n\xef\xbb\xbf{"text": "a"}\n[1]\n{"text": "b"}')
+    names = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    assert first_records(names) == [{"text": "a"}, {"text": "b"}]
+    assert first_records(names[:1]) == []
+    assert len(unpacked.first_records(names, count=2)) == 1
