@@ -81,6 +81,16 @@ def test_the_state_is_what_was_delivered(plan: PlanFile, workers: int) -> None:
     assert listed(resumed) == []
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_was_left_leaves_nothing_behind(plan: PlanFile, workers: int) -> None:
+    dataset = PackedDataset(plan, plan.store)
+    whole, batches = listed(dataset), loader(dataset, workers=workers)
+    for stop in (1, 3):
+        iterator = iter(batches)
+        assert listed(next(iterator) for _ in range(stop)) == whole[:stop]
+    assert listed(batches) == whole
+
+
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("at", [0, 1, 4, 7])
 def test_torchdatas_stateful_loader_resumes(plan: PlanFile, workers: int, at: int) -> None:

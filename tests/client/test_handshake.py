@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from packhouse.client import loader
 from packhouse.client.dataset import PackedDataset
 from packhouse.client.errors import InvalidRequest, Mismatch
 from packhouse.client.handshake import tokenizer_digest
@@ -57,5 +58,6 @@ def test_a_refusal_says_in_what_the_plans_differ(memory_store: Memory, write_dat
 def test_what_is_no_state_is_refused(memory_store: Memory, write_dataset: Write, state: Any) -> None:
     store = memory_store()
     dataset = PackedDataset(open_plan(store, write_dataset(store, [[1, 2]])), store)
-    with pytest.raises(Mismatch, match="is not a state of a data set"):
-        dataset.load_state_dict(state)
+    for one in (dataset, loader(dataset)):
+        with pytest.raises(Mismatch, match="is not a state of a data set"):
+            one.load_state_dict(state)

@@ -28,18 +28,24 @@ class Pool:
 
     def run(self, world: int, case: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `case(*args)` on every rank of a world; returns what each rank returned, or raises the first failure."""
-        self._runs += 1
-        for rank in range(world):
-            self._workers[rank][1].send((case, args, rank, world, str(self._folder / f"run-{self._runs}")))
-        results: list[Any] = []
-        failures: list[str] = []
-        for rank in range(world):
-            ended, value = self._receive(rank)
-            (results if ended else failures).append(value)
+        answers = self._answers(world, case, *args)
+        failures = [text for ended, text in answers if not ended]
         if failures:
             # Ranks that lost a peer fail as well: the failure that says most is the one of an assertion.
             raise AssertionError(next((text for text in failures if "AssertionError" in text), failures[0]))
-        return results
+        return [value for _, value in answers]
+
+    def failures(self, world: int, case: Callable[..., Any], *args: Any) -> list[str]:
+        """As `run`, of a case that must fail on every rank; returns what each rank failed with."""
+        answers = self._answers(world, case, *args)
+        assert not any(ended for ended, _ in answers), answers
+        return [text for _, text in answers]
+
+    def _answers(self, world: int, case: Callable[..., Any], *args: Any) -> list[tuple[bool, Any]]:
+        self._runs += 1
+        for rank in range(world):
+            self._workers[rank][1].send((case, args, rank, world, str(self._folder / f"run-{self._runs}")))
+        return [self._receive(rank) for rank in range(world)]
 
     def close(self) -> None:
         for process, _ in self._workers:

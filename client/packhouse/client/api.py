@@ -20,7 +20,18 @@ from packhouse.client.plan import PlanFile, PlanSource
 from packhouse.client.preset import read_files, to_zip
 from packhouse.client.remote import HttpPlan, HttpStore
 from packhouse.client.store import ReadStore
-from packhouse.client.wire import Dataset, Job, JobSpec, JobState, Plan, PlanSpec, Preset, Rejected
+from packhouse.client.wire import (
+    Dataset,
+    Job,
+    JobSpec,
+    JobState,
+    Plan,
+    PlanSpec,
+    Preset,
+    Preview,
+    PreviewSpec,
+    Rejected,
+)
 
 _JOBS = TypeAdapter(list[Job])
 _DATASETS = TypeAdapter(list[Dataset])
@@ -76,6 +87,11 @@ class Client:
     def submit(self, spec: JobSpec) -> Job:
         """Queue a job, or return the identical one that is still active; raise ``InvalidRequest``."""
         return self.connection.ask(Job, "POST", "/v1/jobs", json=spec.model_dump(mode="json"))
+
+    def preview(self, spec: JobSpec, records: int = 5) -> Preview:
+        """Return what the first records of a job would become, trained tokens marked; raise ``InvalidRequest``."""
+        body = PreviewSpec(job=spec, records=records).model_dump(mode="json")
+        return self.connection.ask(Preview, "POST", "/v1/preview", json=body)
 
     def job(self, job_id: str) -> Job:
         """Return a job as it stands; raise ``NotFound``."""

@@ -74,7 +74,7 @@ class Loader:
         source = iter(self._data_loader(begin))
         for step in range(begin, plan.steps):
             try:
-                item = self._await(source, step)
+                item = self._await(source, step, begin)
             except Exception:
                 self._close(source)
                 raise
@@ -92,9 +92,9 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next loop at the state's step; raises as ``PackedDataset.load_state_dict`` does."""
         header = self.dataset.plan.header
+        step = check_state(self.dataset.plan, self.dataset.store, state)
         if "worker" in state:
             raise InvalidRequest("the state is that of one worker", "load the one that a Loader gave")
-        step = check_state(self.dataset.plan, self.dataset.store, state)
         check_slice(header, step, header.steps, self.dataset.rank, self.dataset.world)
         self._begin = self._next = step
 
@@ -113,7 +113,7 @@ class Loader:
         if shut_down is not None:
             shut_down()
 
-    def _await(self, source: Iterator[Any], step: int) -> Delivery:
+    def _await(self, source: Iterator[Any], step: int, begin: int) -> Delivery:
         plan, workers = self.dataset.plan.header.id, self._torch_options["num_workers"]
         place = f"step {step} of plan {plan}"
         try:
@@ -122,7 +122,7 @@ class Loader:
             raise Damaged(f"the loader's workers ended before {place}", "report it") from None
         except RuntimeError as error:
             if "timed out" in str(error):
-                fact = f"{place} did not come from loader worker {(step - self._begin) % workers} of {workers}"
+                fact = f"{place} did not come from loader worker {(step - begin) % workers} of {workers}"
                 remedy = "look for a store or service that does not answer, or raise timeout"
                 raise Unavailable(f"{fact} within {self._timeout:g} s", remedy) from error
             if "DataLoader worker" in str(error) and "Caught" not in str(error):

@@ -9,14 +9,14 @@ import os
 import sys
 from importlib.metadata import entry_points
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from packhouse.client import cli_plan, console, settings
+from packhouse.client import cli_plan, cli_preview, console, settings
 from packhouse.client.api import Client, JobFailed
 from packhouse.client.command import AsJson, Url, request, show
+from packhouse.client.errors import InvalidRequest, PackhouseError, Unavailable
 from packhouse.client.record_options import (
     AddBos,
     AddEos,
@@ -35,7 +35,6 @@ from packhouse.client.record_options import (
     form_fields,
     read_template,
 )
-from packhouse.client.errors import InvalidRequest, PackhouseError, Unavailable
 from packhouse.client.wire import Job, JobSpec, JobState
 
 FAILED, WRONG, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
@@ -155,6 +154,9 @@ def _follow(client: Client, job: Job) -> Job:
     except KeyboardInterrupt:
         errors.print(f"job {job.id} goes on: 'packhouse jobs cancel {job.id}' ends it")
         raise typer.Exit(INTERRUPTED) from None
+
+
+app.command()(cli_preview.preview)
 
 
 @jobs_app.callback()

@@ -83,7 +83,7 @@ def load(name: KernelName = "auto") -> tuple[str, Fill]:
         log.info("packs are built by the compiled kernel")
         return "numba", fill
     if name == "auto":
-        log.warning("packs are built by NumPy, about three times slower: pip install 'packhouse[fast]'")
+        log.warning("packs are built by NumPy, two to four times slower: pip install 'packhouse[fast]'")
     return "numpy", numpy_fill
 
 

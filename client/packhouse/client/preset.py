@@ -9,6 +9,7 @@ may be left out. On the wire they are one ZIP.
 import io
 import json
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ MOST_BYTES = 1 << 30
 """Longest preset that is taken in, unpacked."""
 
 _STEPS_AT_ONCE = 256
+_UNREADABLE = NotImplementedError, OSError, EOFError, RuntimeError, zlib.error
 
 
 def export_preset(plan: PlanSource, folder: Path, paths: list[str] | None = None) -> None:
@@ -79,5 +81,5 @@ def from_zip(data: bytes) -> dict[str, bytes]:
             if sum(member.file_size for member in members) > MOST_BYTES:
                 raise InvalidRequest(f"the preset unpacks to over {MOST_BYTES:,} bytes", "cut it in parts")
             return {member.filename: archive.read(member) for member in members}
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, OSError, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, *_UNREADABLE) as error:
         raise InvalidRequest(f"the preset is not a ZIP ({error})", "send its files in one") from None

@@ -164,6 +164,48 @@ class Rejected(Wire):
     detail: str
 
 
+class PreviewSpec(Wire):
+    """A request to see what the first records of a job would become."""
+
+    job: JobSpec
+    records: Annotated[int, Field(ge=1, le=100)] = 5
+
+
+class PreviewPiece(Wire):
+    """Tokens that follow each other, and are trained or not alike."""
+
+    text: str
+    """What they decode to; bytes of a character that the next piece ends are shown as U+FFFD."""
+    tokens: int
+    trained: bool
+
+
+class PreviewSample(Wire):
+    """A sample as a job would make it."""
+
+    line: int
+    """Of its record in the source, from 1."""
+    ids: list[int]
+    trained: list[bool]
+    pieces: list[PreviewPiece]
+
+
+class Preview(Wire):
+    """What the first records of a job's first source become, and what is kept out and why."""
+
+    source: str
+    form: Form
+    kind: str
+    loss: str
+    warnings: list[str]
+    samples: list[PreviewSample]
+    rejected: list[Rejected]
+    dropped: int
+    truncated: int
+    split: int
+    seconds: float
+
+
 class Dataset(Wire):
     """A dataset as the service tells it."""
 
@@ -210,14 +252,14 @@ class PlanSpec(Wire):
     strategy: Strategy = "best_fit"
     pack_length: Annotated[int, Field(ge=1, le=2**31 - 1)]
     """Tokens of a pack."""
-    seq_len: Annotated[int, Field(ge=1)] | None = None
+    seq_len: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """For internevo the longest segment, for internevo_unpacked the longest sentence, of which a pack holds
     pack_length / seq_len; None means pack_length."""
-    max_segments: Annotated[int, Field(ge=1)] | None = None
+    max_segments: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Most segments of a pack."""
-    chunk_size: Annotated[int, Field(ge=1)] = 10_000
+    chunk_size: Annotated[int, Field(ge=1, le=2**31 - 1)] = 10_000
     """For soft: samples that are packed on their own (XTuner's pack_chunk_size)."""
-    extra_buffer: Annotated[int, Field(ge=0)] = 100
+    extra_buffer: Annotated[int, Field(ge=0, le=100_000)] = 100
     """For soft: samples that are searched to fill a pack (XTuner's pack_extra_buffer_size)."""
     preset: str | None = None
     """For preset: the id of the packs that were stored."""

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from packhouse.service import problems
 from packhouse.service.open_plans import OpenPlans
 from packhouse.service.parts import Parts
-from packhouse.service.routes import datasets, health, jobs, plans, presets, shards
+from packhouse.service.routes import datasets, health, jobs, plans, presets, preview, shards
 
 
 def create_app(parts: Parts) -> FastAPI:
@@ -30,6 +30,6 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.parts = parts
     app.state.open_plans = OpenPlans(parts.store)
     problems.install(app)
-    for routes in (jobs, datasets, plans, presets, shards, health):
+    for routes in (jobs, preview, datasets, plans, presets, shards, health):
         app.include_router(routes.router)
     return app

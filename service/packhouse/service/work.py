@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.store import Store
-from packhouse.client.wire import JobSpec, Progress
+from packhouse.client.wire import JobSpec, Preview, PreviewSpec, Progress
 from packhouse.service.catalog import Catalog, RejectedBlock
 
 if TYPE_CHECKING:
@@ -86,6 +86,14 @@ class CacheWork:
             raise
         keep_rejected(list(_with_rejected(outcome.blocks)))
         return outcome.dataset_id
+
+
+def preview(spec: PreviewSpec, store: Store) -> Preview:
+    """Return what the first records of a job would become; raise what is wrong with it."""
+    from packhouse.worker import preview as worker
+
+    _check_paths([*spec.job.sources, spec.job.tokenizer])
+    return worker.preview(spec, store)
 
 
 def warm_up() -> None:

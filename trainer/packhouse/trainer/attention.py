@@ -37,13 +37,18 @@ class CachedAttention(nn.Module):
 
     def forward(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, cache: LayerCache) -> Tensor:
         """Causal attention (B, T, N, H) of the queries; their keys and values are added to `cache` first."""
+        first = cache.keys is None
         k_BPKH, v_BPKH = cache.append(k_BTKH, v_BTKH)
-        tokens, total = q_BTNH.shape[1], k_BPKH.shape[1]
-        visible = torch.ones(tokens, total, dtype=torch.bool, device=q_BTNH.device).tril(total - tokens)
         q_BNTH, k_BKPH, v_BKPH = (x.transpose(1, 2) for x in (q_BTNH, k_BPKH, v_BPKH))
-        return F.scaled_dot_product_attention(q_BNTH, k_BKPH, v_BKPH, attn_mask=visible, enable_gqa=True).transpose(
-            1, 2
+        tokens, total = q_BNTH.shape[2], k_BKPH.shape[2]
+        # A long prompt, which finds the cache empty, and a single token need no mask of tokens × total.
+        visible = None
+        if not first and tokens > 1:
+            visible = torch.ones(tokens, total, dtype=torch.bool, device=q_BTNH.device).tril(total - tokens)
+        out_BNTH = F.scaled_dot_product_attention(
+            q_BNTH, k_BKPH, v_BKPH, attn_mask=visible, is_causal=first, enable_gqa=True
         )
+        return out_BNTH.transpose(1, 2)
 
 
 class VarlenAttention(nn.Module):

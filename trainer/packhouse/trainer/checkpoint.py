@@ -62,8 +62,9 @@ class Checkpoints:
     ) -> None:
         """Keep the state with which `step` would begin; raises what the write before failed with."""
         self.wait()
-        if (self.folder / name_of(step)).exists():
+        if self._as_rank_0((self.folder / name_of(step)).exists()):
             return
+        _make_moments(optimizer)
         state = _detached(_state(model, optimizer))
         about = {"step": step, "data": dict(data_state), "model": asdict(model.model.config)}
         self._thread = threading.Thread(target=self._guarded, args=(step, state, about), name="checkpoint")
@@ -72,18 +73,22 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written; raises what the writing failed with."""
+        """Wait until nothing is being written; raises, on every rank, what the writing failed with on any."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._barrier()
-        if self._error is not None:
-            error, self._error = self._error, None
+        error, self._error = self._error, None
+        reasons = self._of_all_ranks(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
             raise error
+        for rank, reason in enumerate(reasons):
+            if reason is not None:
+                raise RuntimeError(f"rank {rank} could not write a checkpoint ({reason})")
 
     def latest(self) -> Path | None:
-        """The last whole checkpoint."""
-        return max(self._finished(), default=None)
+        """The last whole checkpoint, the same on all ranks."""
+        last: Path | None = self._as_rank_0(max(self._finished(), default=None))
+        return last
 
     def load(
         self, model: ShardedModel, optimizer: torch.optim.Optimizer, path: Path | None = None
@@ -104,8 +109,7 @@ class Checkpoints:
                 f"the checkpoint {path} is of a model with {field} {about['model'].get(field)} and not {ours[field]}",
                 "train a model of the checkpoint's shape",
             )
-        if about["step"] > 0:
-            _make_moments(optimizer)
+        _make_moments(optimizer)
         live = _state(model, optimizer)
         # Read into copies on the CPU, then moved: the reader knows nothing of devices.
         state = _detached(live)
@@ -145,6 +149,20 @@ class Checkpoints:
         if self._group is not None:
             dist.barrier(group=self._group)
 
+    def _of_all_ranks(self, value: str | None) -> list[str | None]:
+        values: list[str | None] = [value]
+        if self._group is not None:
+            values = [None] * dist.get_world_size()
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def _as_rank_0(self, seen: Any) -> Any:
+        """What rank 0 sees of the folder: on a shared mount another rank may see it later."""
+        values = [seen]
+        if self._group is not None:
+            dist.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]
+
 
 State = dict[str, tuple[Tensor, Placement]]
 
@@ -166,9 +184,9 @@ def _state(model: ShardedModel, optimizer: torch.optim.Optimizer) -> State:
 
 
 def _make_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer that has not stepped yet the state that a checkpoint fills."""
+    """Give an optimizer that has not stepped yet the state it would begin with, so that every checkpoint has all."""
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
+        for parameter in (one for one in group["params"] if one not in optimizer.state):
             moments = {key: torch.zeros_like(parameter) for key in MOMENTS}
             step = torch.zeros((), dtype=torch.float32, device=parameter.device if group.get("fused") else "cpu")
             optimizer.state[parameter] = {"step": step, **moments}

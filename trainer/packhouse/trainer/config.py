@@ -4,9 +4,9 @@ import json
 import tomllib
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from packhouse.client.errors import InvalidRequest
 from packhouse.trainer.hf import load_config
@@ -15,6 +15,8 @@ from packhouse.trainer.optim import TrainConfig
 from packhouse.trainer.parallel import ModeName
 
 _CLOSED = ConfigDict(extra="forbid")
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,11 @@ class ModelSection:
     name: Literal["tiny", "1.8b", "7b", "20b"] = "tiny"
     seed: int = 0
     hf: Path | None = None
-    vocab_size: int | None = None
-    num_layers: int | None = None
+    vocab_size: Positive | None = None
+    num_layers: Positive | None = None
     rope_interleaved: bool | None = None
     rope_factor: float | None = None
-    max_position: int | None = None
+    max_position: Positive | None = None
 
     def shape(self) -> ModelConfig:
         """The model's shape; that of a public checkpoint is the one it comes with."""
@@ -41,13 +43,18 @@ class ModelSection:
 
 @dataclass(frozen=True, slots=True)
 class DataSection:
-    """`[data]`: a plan, the store it lies in, or the service that has it, and how many processes build batches."""
+    """`[data]`: a plan, the store it lies in, or the service that has it, and how many processes build batches.
+
+    `at_end` is what happens when `train.steps` is more than the plan has: "error" refuses to start, "stop" trains what
+    there is, with the schedule ending there, and "repeat" goes over the plan again, its steps in a new order.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
     plan: str
     store: Path | None = None
     service: str | None = None
-    workers: int = 0
+    workers: NotNegative = 0
+    at_end: Literal["error", "stop", "repeat"] = "error"
 
     def __post_init__(self) -> None:
         if self.store is None and self.service is None:
@@ -56,15 +63,19 @@ class DataSection:
 
 @dataclass(frozen=True, slots=True)
 class ParallelSection:
-    """`[parallel]`: the mode, its sizes (`tp` is also the sequence size), and how its activations are kept."""
+    """`[parallel]`: the mode, its sizes (`tp` is also the sequence size), and how its activations are kept.
+
+    `timeout` is how many seconds a rank waits for another one before it ends with an error.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
     mode: ModeName = "mtp"
-    tp: int = 1
-    wp: int | None = None
+    tp: Positive = 1
+    wp: Positive | None = None
     parallel_output: bool = True
     overlap: bool = True
-    recompute_layers: int = 0
+    recompute_layers: NotNegative = 0
+    timeout: Positive = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +84,8 @@ class CheckpointSection:
 
     __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
     folder: Path
-    every: int = 1000
-    keep: int = 3
+    every: Positive = 1000
+    keep: Positive = 3
     export: Path | None = None
     """Where the trained model goes in the public layout, when the run ends."""
 
@@ -84,8 +95,8 @@ class EvaluationSection:
     """`[evaluation]`: the plan's last `steps` are held out, or the first ones of another `plan` are taken."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
-    steps: int
-    every: int = 100
+    steps: Positive
+    every: Positive = 100
     plan: str | None = None
 
 
@@ -96,7 +107,7 @@ class LogSection:
     __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
     jsonl: Path | None = None
     tensorboard: Path | None = None
-    every: int = 1
+    every: Positive = 1
     """Every how many steps the console has a line; the files get every step."""
 
 

@@ -130,6 +130,9 @@ def _plan(client: Client, jobs: list[Job]) -> Plan:
 def _train(out: Console, client: Client, plan: Plan, store: LocalStore) -> list[StepLog]:
     """Train on the plan's first steps, as a trainer with the store mounted would."""
     torch.manual_seed(0)
+    # So small a model gains nothing from more threads, and on busy cores they wait for each other at every operation:
+    # two were seen to take up to 50 times as long as one.
+    torch.set_num_threads(1)
     source = client.open_plan(plan.id, store)
     vocabulary = client.dataset(plan.spec.datasets[0]).vocab_size
     model = InternLM2(replace(CONFIGS["tiny"], vocab_size=vocabulary))

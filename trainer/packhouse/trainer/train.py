@@ -78,14 +78,17 @@ class _Meter:
 
     def __init__(self, sharded: ShardedModel, clock: Callable[[], float]) -> None:
         self._sharded, self._clock, self._last = sharded, clock, clock()
-        self._peak = peak_flops(next(sharded.model.parameters()).device)
+        self._device = next(sharded.model.parameters()).device
+        self._peak = peak_flops(self._device)
 
     def read(self, cu_seqlens: Sequence[Tensor], tokens: int, trained: int) -> tuple[tuple[float, float], float]:
         """Tokens and trained tokens per second, and MFU, of a step; `tokens` is this rank's count, `trained` all's."""
         now = self._clock()
         seconds, self._last = now - self._last, now
         groups = self._sharded.groups
-        flops = step_flops(self._sharded.model.config, cu_seqlens) * groups.data.size if self._peak else 0.0
+        # Segments differ between data ranks, and with them the operations.
+        own = torch.tensor(step_flops(self._sharded.model.config, cu_seqlens), dtype=torch.float64, device=self._device)
+        flops = float(all_reduce(own, groups.data)) if self._peak else 0.0
         mfu = flops / (seconds * (self._peak or 1.0) * groups.world.size)
         return (tokens * groups.data.size / seconds, trained / seconds), mfu
 

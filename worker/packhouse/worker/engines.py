@@ -76,6 +76,10 @@ class HuggingFaceEngine:
         encoding = self._plain.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of some ids, special tokens included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
     def id_of(self, token: str) -> int | None:
         """Return a token's id."""
         found: int | None = self._tokenizer.token_to_id(token)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 
 _SPACE = " \t\r\n"
+_AFTER = {*_SPACE, ",", "]"}
 
 
 class BrokenArray(Exception):
@@ -77,7 +78,7 @@ class _Text:
                 raise BrokenArray(f"element {number + 1} is nested too deeply") from None
             except ValueError:
                 end = len(self._text)
-            if end < len(self._text):  # a number could go on where the text ends
+            if self._text[end : end + 1] in _AFTER:  # else a number could go on
                 found = self._text[self._place : end]
                 self._place = end
                 return found

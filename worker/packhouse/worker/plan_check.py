@@ -5,6 +5,23 @@ from packhouse.client.wire import PlanSpec
 
 MAX_STEP_PACKS = 1 << 20
 """Packs of the largest step: a million accelerators with one pack each."""
+MOST_LENGTH = 1 << 24
+"""Longest pack of the strategies that count samples by length, some numbers for each length up to it."""
+MOST_DRAWS = 1 << 32
+"""Draws of the largest plan, which takes about 100 GB to build."""
+
+
+class TooManyDraws(InvalidRequest):
+    """A plan that draws more samples than whoever builds it has memory for."""
+
+
+def check_draws(count: int, most: int) -> None:
+    """Raise ``TooManyDraws`` for a plan of ``count`` draws where there is memory for ``most``."""
+    if count > most:
+        raise TooManyDraws(
+            f"the plan would draw samples {count:,} times, over {most:,}",
+            "ask for fewer epochs or less weight on small datasets, or plan in parts",
+        )
 
 
 def check_spec(spec: PlanSpec) -> None:
@@ -22,6 +39,8 @@ def check_spec(spec: PlanSpec) -> None:
             f"strategy {spec.strategy} and preset {spec.preset} do not go together",
             'name a stored preset under strategy "preset", and only there',
         )
+    if spec.preset is not None and spec.max_segments is not None:
+        raise InvalidRequest("a preset says itself how many segments a pack has", "leave max_segments out")
     if spec.strategy == "balanced" and spec.order != "shuffled":
         raise InvalidRequest(f"balanced packs have an order of their own, not {spec.order}", "leave the order out")
     if spec.seed is None and (spec.strategy == "balanced" or spec.order == "length_grouped"):
@@ -35,6 +54,11 @@ def check_spec(spec: PlanSpec) -> None:
 
 
 def _check_lengths(spec: PlanSpec) -> None:
+    if spec.strategy in ("best_fit", "balanced") and spec.pack_length > MOST_LENGTH:
+        raise InvalidRequest(
+            f"pack_length {spec.pack_length} is over the {MOST_LENGTH} of strategy {spec.strategy}",
+            "lower it, or use hard, which takes any",
+        )
     if spec.seq_len is None:
         return
     if spec.strategy not in ("internevo", "internevo_unpacked"):

@@ -1,5 +1,6 @@
 """What a plan reads: its datasets' manifests and the numbers of their samples; never a token."""
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,14 +14,19 @@ from packhouse.worker.packing.measure import Samples
 from packhouse.worker.packing.segments import Int32
 
 
+_ID = re.compile("[0-9a-f]{32}")
+
+
 def read_manifests(store: ReadStore, spec: PlanSpec) -> list[Manifest]:
     """Return the datasets' manifests; raise ``NotFound``, or ``InvalidRequest`` unless they are of one tokenizer."""
     manifests = []
     for dataset in spec.datasets:
         try:
-            manifests.append(read_manifest(store, dataset))
+            # What is no id is no key of the store either, and may be too long a name for it.
+            manifests.append(read_manifest(store, dataset if _ID.fullmatch(dataset) else "none"))
         except NotFound:
-            raise NotFound(f"there is no dataset {dataset}", "use the id that a finished caching job tells") from None
+            name = dataset if len(dataset) <= 64 else f"{dataset[:64]}…"
+            raise NotFound(f"there is no dataset {name!r}", "use the id that a finished caching job tells") from None
     first = manifests[0]
     for manifest in manifests[1:]:
         ours, theirs = first.recipe.get("tokenizer"), manifest.recipe.get("tokenizer")

@@ -1,10 +1,12 @@
 """Where a plan is built: a small one here and at once, a large one on a worker, which has memory and a CPU for it."""
 
+from contextlib import suppress
+
 from packhouse.client.errors import Unavailable
 from packhouse.client.store import Store
 from packhouse.client.wire import Plan, PlanSpec
 from packhouse.worker.executor import Executor, WorkerDied
-from packhouse.worker.plan_check import check_spec
+from packhouse.worker.plan_check import TooManyDraws, check_spec
 from packhouse.worker.plan_inputs import read_manifests
 from packhouse.worker.plans import build_plan
 
@@ -19,8 +21,11 @@ def build_where_it_fits(executor: object, store: Store, spec: PlanSpec, *, write
     """
     check_spec(spec)
     rows = sum(manifest.rows for manifest in read_manifests(store, spec))
-    if rows * spec.epochs <= small or not isinstance(executor, Executor):
+    if not isinstance(executor, Executor):
         return build_plan(store, spec, write=write)
+    if rows * spec.epochs <= small:
+        with suppress(TooManyDraws):  # weights tell how many there are once the lengths are read
+            return build_plan(store, spec, write=write, most=small)
     task = executor.submit(build_plan, store, spec, write=write)
     while not executor.wait([task], timeout=60.0):
         pass

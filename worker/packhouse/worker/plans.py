@@ -20,17 +20,17 @@ from packhouse.worker.packing.mixture import draws
 from packhouse.worker.packing.overlong import fit, piece_counts
 from packhouse.worker.packing.preset import preset, read_preset
 from packhouse.worker.packing.segments import Int32, Packing, costs, joined
-from packhouse.worker.plan_check import check_spec
+from packhouse.worker.plan_check import MOST_DRAWS, check_draws, check_spec
 from packhouse.worker.plan_inputs import described, known_samples, read_lengths, read_manifests
 from packhouse.worker.plan_report import asked, length_histogram, report
 from packhouse.worker.plan_write import steps_per_part, write_parts
 
 
-def build_plan(store: Store, spec: PlanSpec, *, write: bool = True) -> Plan:
+def build_plan(store: Store, spec: PlanSpec, *, write: bool = True, most: int = MOST_DRAWS) -> Plan:
     """Return the plan that ``spec`` asks for, built and put in ``store`` unless it is there.
 
-    With ``write`` false nothing is stored. Raises ``NotFound`` for an unknown dataset, ``Damaged`` for an altered file
-    and ``InvalidRequest`` for what cannot be packed as asked.
+    With ``write`` false nothing is stored. Raises ``NotFound`` for an unknown dataset, ``Damaged`` for an altered file,
+    ``TooManyDraws`` for more than ``most`` draws, and ``InvalidRequest`` for what cannot be packed as asked.
     """
     check_spec(spec)
     manifests = read_manifests(store, spec)
@@ -41,10 +41,11 @@ def build_plan(store: Store, spec: PlanSpec, *, write: bool = True) -> Plan:
     bounds = [0, *accumulate(manifest.rows for manifest in manifests)]
     histogram = length_histogram(lengths)
     if spec.strategy == "preset":
-        packing, counts = _preset(store, spec, lengths, bounds)
+        packing, counts = _preset(store, spec, lengths, bounds, most)
     else:
         packed = _fitted(lengths, spec)
         drawn = draws(spec, packed, bounds)
+        check_draws(sum(draw.count for draw in drawn), most)
         counts = asked(lengths, drawn, spec)
         lengths = packed  # from here on, as the overlong policy leaves them
         packing = arrange(lengths, drawn, spec)
@@ -83,15 +84,19 @@ def _fitted(lengths: Int32, spec: PlanSpec) -> Int32:
     fitted = fit(lengths, spec)
     if not fitted.any():
         raise InvalidRequest(
-            f"none of the {len(lengths):,} samples has tokens to pack", 'add a dataset, or set overlong to "split"'
+            f"none of the {len(lengths):,} samples has tokens to pack",
+            'set overlong to "split"' if lengths.any() else "add a dataset that has some",
         )
     return fitted
 
 
-def _preset(store: ReadStore, spec: PlanSpec, lengths: Int32, bounds: list[int]) -> tuple[Packing, dict[str, int]]:
+def _preset(
+    store: ReadStore, spec: PlanSpec, lengths: Int32, bounds: list[int], most: int
+) -> tuple[Packing, dict[str, int]]:
     """Return the packs of a stored preset in whole steps, and what they ask for."""
     assert spec.preset is not None
     packs = preset(*read_preset(store, spec.preset), lengths, bounds)
+    check_draws(len(packs.sample) * spec.epochs, most)
     tokens, _ = costs(packs, lengths, 1, 0)
     longest = int(tokens.max(initial=0))
     if not longest or longest > spec.pack_length:

@@ -12,7 +12,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packhouse.client.errors import InvalidRequest, PackhouseError
+from packhouse.client.errors import InvalidRequest
 from packhouse.worker.json_array import BrokenArray, elements
 from packhouse.worker.records import MAX_RECORD
 
@@ -28,18 +28,17 @@ _UNREAD = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 _ROWS = 1024
 
 
-class SourceDamaged(PackhouseError):
+class SourceDamaged(InvalidRequest):
     """A source that is cut, corrupt or not what its name says; the message says where."""
 
     kind = "source-damaged"
-    status = 422
 
 
 def kind_of(path: str, documents: str = "file") -> str:
     """Return what kind of source a file is, by its first bytes and its name.
 
     That is ``lines``, ``array``, ``parquet``, ``arrow``, ``arrows`` (Arrow's stream format) or, for a .txt file,
-    ``documents``; with ``gz+`` or ``zst+`` before it if it is compressed. Raises ``InvalidRequest`` for other kinds.
+    ``documents``; with ``gz+`` or ``zst+`` before it if it is compressed. Raises ``InvalidRequest`` for others.
     """
     with open(path, "rb") as file:
         start = file.read(8)
@@ -60,15 +59,9 @@ def kind_of(path: str, documents: str = "file") -> str:
     if stem.endswith(".txt"):
         inner = documents
     else:
-        inner = "array" if _first(path, packing).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") else "lines"
+        first = next(_bytes(path, packing, 64), b"").lstrip(b"\xef\xbb\xbf \t\r\n")
+        inner = "array" if first.startswith(b"[") else "lines"
     return f"{packing}+{inner}" if packing else inner
-
-
-def _first(path: str, packing: str) -> bytes:
-    try:
-        return next(_bytes(path, packing, 64), b"")
-    except SourceDamaged as error:
-        raise InvalidRequest(error.detail, error.remedy) from None
 
 
 def parts_of(path: str, how: str) -> int:
@@ -151,7 +144,8 @@ def _paragraphs(path: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Yield what stands between blank lines as documents."""
     kept: list[bytes] = []
     size = 0
-    for line in _text_lines(path, chunks):
+    for found in _text_lines(path, chunks):
+        line = found.removeprefix(b"\xef\xbb\xbf")
         if line.strip():
             kept.append(line)
             size += len(line)

@@ -202,9 +202,9 @@ _FITTING: dict[str, tuple[Form, ...]] = {
 def _form(spec: JobSpec, first: Sequence[Mapping[str, Any]]) -> tuple[Form, dict[str, str], tuple[str, ...]]:
     """Return the form of the records and its field names, and what to tell of how it was recognised."""
     given = dict(spec.fields)
-    if "text_field" in spec.model_fields_set:
+    if spec.text_field != "text":
         given.setdefault("text", spec.text_field)
-    if "messages_field" in spec.model_fields_set:
+    if spec.messages_field != "messages":
         given.setdefault("messages", spec.messages_field)
     if spec.format is not None:
         return spec.format, _of(spec.format, given), ()

@@ -26,10 +26,12 @@ BATCH_CHARACTERS = 4 << 20
 class Toolkit:
     """What a worker holds to tokenize under one recipe: loading it takes seconds, using it does not."""
 
-    def __init__(self, recipe: Recipe, tokenizer: TokenizerContent, *, fast: bool = True) -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer: TokenizerContent, *, fast: bool = True, encoder: Encoder | None = None
+    ) -> None:
         self.recipe = recipe
         self.vocab_size = tokenizer.vocab_size
-        self.encoder = Encoder(tokenizer.backend, fast=fast)
+        self.encoder = encoder or Encoder(tokenizer.backend, fast=fast)
         self.normalization = normalizes(tokenizer.backend)
         self.template: ChatTemplate | None = None
         if recipe.template is not None:

@@ -43,22 +43,32 @@ class Unpacked(io.RawIOBase):
 def first_records(files: Sequence[str], documents: str = "file", count: int = 20) -> list[dict[str, Any]]:
     """Return the first records of the first file that has any: those, of so many lines, that are JSON objects."""
     for path in files:
-        with open_part(path, kind := kind_of(path, documents), 0) as file:
-            if kind == "parquet" and not parts_of(path, kind):
-                continue
-            data = bytearray()
-            while len(data) < _SAMPLE and data.count(b"\n") < count and (chunk := file.read(1 << 16)):
-                data += chunk
-        found = [record for line in data.split(b"\n")[:count] if (record := _object(line)) is not None]
-        if found:
+        lines = first_lines(path, documents, count)
+        if found := [record for line in lines if (record := _object(line)) is not None]:
             return found
     return []
+
+
+def first_lines(path: str, documents: str = "file", count: int = 20) -> list[bytes]:
+    """Return the first lines of a source, at most ``count`` and some 8 MiB of them."""
+    how = kind_of(path, documents)
+    if not parts_of(path, how):
+        return []
+    data = bytearray()
+    ended = False
+    with open_part(path, how, 0) as file:
+        while not ended and len(data) < _SAMPLE and data.count(b"\n") < count:
+            chunk = file.read(1 << 16)
+            ended = not chunk
+            data += chunk
+    lines = bytes(data).split(b"\n")
+    return (lines if ended else lines[:-1])[:count]
 
 
 _SAMPLE = 8 << 20
 
 
-def _object(line: bytes | bytearray) -> dict[str, Any] | None:
+def _object(line: bytes) -> dict[str, Any] | None:
     try:
         record = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
     except orjson.JSONDecodeError:

@@ -6,6 +6,7 @@ differs from it in `isp` only.
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -52,8 +53,10 @@ def rank_table(world: int, tp: int, wp: int) -> dict[str, list[tuple[int, ...]]]
     }
 
 
-def make_groups(tp: int = 1, wp: int | None = None) -> Groups:
+def make_groups(tp: int = 1, wp: int | None = None, timeout: timedelta | None = None) -> Groups:
     """Create this process's groups; collective: all ranks call it, with equal sizes. Without `wp`, it is `tp`.
+
+    `timeout` is how long a rank waits for the others, by default the backend's own.
 
     Where torch.distributed is not initialized the world is this process alone.
     """
@@ -67,7 +70,7 @@ def make_groups(tp: int = 1, wp: int | None = None) -> Groups:
             # neither waits behind the other. Every rank creates every group, in the same order: torch asks for it.
             key = kind == "weight", ranks
             if key not in made:
-                made[key] = dist.new_group(list(ranks)) if running and len(ranks) > 1 else None
+                made[key] = dist.new_group(list(ranks), timeout=timeout) if running and len(ranks) > 1 else None
             if rank in ranks:
                 own[kind] = Group(ranks, ranks.index(rank), made[key])
     return Groups(**own)

@@ -23,6 +23,11 @@ class Draw:
     key: tuple[int, ...] = ()
     """What tells its shuffles from those of the others; empty where there is one draw only."""
 
+    @property
+    def count(self) -> int:
+        """How many samples are drawn."""
+        return self.passes * (self.last - self.first) + self.extra
+
 
 def draws(spec: PlanSpec, lengths: Int32, bounds: list[int]) -> list[Draw]:
     """Return what is drawn of each dataset; ``bounds`` (datasets + 1,) is where their samples begin in ``lengths``.

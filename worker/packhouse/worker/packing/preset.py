@@ -5,6 +5,7 @@ Path i is the i-th dataset of the plan and its name is not looked at.
 
 import io
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,15 @@ from packhouse.client.store import ReadStore, Store
 from packhouse.worker.packing.segments import Int32, Int64, Packing, narrow
 
 
+DIMENSIONS = {FILES[0]: 1, FILES[1]: 2, FILES[3]: 1}
+
+
 def preset(boundaries: Int64, samples: Int64, order: Int64, lengths: Int32, bounds: list[int]) -> Packing:
     """Return the packs ``order`` of the three arrays; ``bounds`` (datasets + 1,) is where the datasets' samples begin.
 
     Raises ``InvalidRequest`` for packs, paths, samples or tokens that are not there.
     """
-    if samples.ndim != 2 or samples.shape[1] != 6 or len(boundaries) == 0 or boundaries[-1] != len(samples):
+    if samples.shape[1] != 6 or len(boundaries) == 0 or boundaries[-1] != len(samples):
         raise InvalidRequest("the preset's boundaries do not fit its samples", "give samples.npy the shape (n, 6)")
     path, row, _, _, start, end = samples.T
     datasets = len(bounds) - 1
@@ -77,9 +81,28 @@ def _path(digest: str, name: str) -> str:
 
 
 def _load(name: str, data: Any) -> Any:
+    """Return an array of ``DIMENSIONS``, int64, or the list of paths; raise ``InvalidRequest`` for anything else."""
+    if name == FILES[2]:
+        return _paths(bytes(data))
     try:
-        if name == "paths.json":
-            return json.loads(bytes(data))
+        stream = io.BytesIO(data)
+        header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, _, kind = header[np.lib.format.read_magic(stream)](stream)
+        if len(shape) != DIMENSIONS[name]:
+            raise ValueError(f"it has the shape {shape}")
+        # A header may claim more than there is, and numpy would take memory for all of it.
+        if min(shape) < 0 or math.prod(shape) * kind.itemsize != len(stream.getbuffer()) - stream.tell():
+            raise ValueError(f"it does not hold {shape} numbers")
         return np.load(io.BytesIO(data), allow_pickle=False).astype(np.int64, casting="safe")
-    except (ValueError, TypeError, EOFError) as error:
+    except (ValueError, TypeError, EOFError, KeyError) as error:
         raise InvalidRequest(f"{name} of the preset cannot be read ({error})", "write it with numpy.save") from error
+
+
+def _paths(data: bytes) -> list[str]:
+    try:
+        names = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{FILES[2]} of the preset cannot be read ({error})", "write a JSON list") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest(f"{FILES[2]} of the preset is not a list of names", "write a JSON list of strings")
+    return names
