@@ -1,7 +1,6 @@
 """Preview: the first records of a job's first source, made to samples at once, to see a wrong template before a run."""
 
 import time
-from functools import lru_cache
 from itertools import groupby
 
 import numpy as np
@@ -28,7 +27,7 @@ def preview(spec: PreviewSpec, store: Store) -> Preview:
     resolved = resolve(job, store, first)
     recipe = resolved.recipe_
     content = TokenizerContent.load(store, recipe.tokenizer)
-    toolkit = Toolkit(recipe, content, fast=False, encoder=_encoder(content.digest, store))
+    toolkit = Toolkit(recipe, content, fast=False, encoder=_encoder(content))
     samples = tokenize(b"\n".join(first_lines(files[0], job.documents, spec.records)), toolkit)
     return Preview(
         source=files[0],
@@ -45,9 +44,17 @@ def preview(spec: PreviewSpec, store: Store) -> Preview:
     )
 
 
-@lru_cache(maxsize=4)
-def _encoder(digest: str, store: Store) -> Encoder:
-    return Encoder(TokenizerContent.load(store, digest).backend, fast=False)
+_ENCODERS: dict[str, Encoder] = {}
+_MAX_ENCODERS = 4
+
+
+def _encoder(content: TokenizerContent) -> Encoder:
+    """Return the tokenizer's encoder; the process keeps the last few."""
+    encoder = _ENCODERS.pop(content.digest, None) or Encoder(content.backend, fast=False)
+    _ENCODERS[content.digest] = encoder
+    for digest in list(_ENCODERS)[:-_MAX_ENCODERS]:
+        _ENCODERS.pop(digest, None)
+    return encoder
 
 
 def _rejected(samples: Samples, source: str) -> list[Rejected]:
