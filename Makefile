@@ -34,6 +34,7 @@ serve: $(READY)  ## the service, embedded, on loopback
 
 bench: $(READY)  ## what is measured: a table, and JSON beside it in build/bench
 	$(BIN)/python tests/benchmarks/caching.py --out build/bench
+	$(BIN)/python tests/benchmarks/chats.py --out build/bench
 	$(BIN)/python tests/benchmarks/packing.py --out build/bench
 	$(BIN)/python tests/benchmarks/streaming.py --out build/bench
 

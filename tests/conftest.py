@@ -99,8 +99,10 @@ def _shard(store: Store, samples: Samples, masks: Samples | None, vocab_size: in
     key = digest_json([salt, [list(sample) for sample in samples], masks and [list(mask) for mask in masks]])
     lengths = np.array([len(sample) for sample in samples], np.int64)
     trained = lengths if masks is None else np.array([sum(mask) for mask in masks])
+    labels = np.maximum(lengths - 1, 0) if masks is None else np.array([sum(mask[1:]) for mask in masks])
     columns = [lengths.astype(np.int32), lengths * (lengths + 1) // 2, trained.astype(np.int32)]
-    meta = [pa.array(column) for column in [*columns, np.arange(len(samples), dtype=np.int32)]]
+    columns += [labels.astype(np.int32), np.arange(len(samples), dtype=np.int32)]
+    meta = [pa.array(column) for column in columns]
     schema = shard_schema(vocab_size, masked=masks is not None)
     lists = [pa.array(samples, schema.field("input_ids").type)]
     if masks is not None:

@@ -74,6 +74,7 @@ def _write_shard(
         for column, value in values.items()
     ]
     numbers = [lengths.astype(np.int32), lengths * (lengths + 1) // 2, lengths.astype(np.int32)]
+    numbers.append((lengths - 1).astype(np.int32))
     meta = [pa.array(column) for column in [*numbers, np.arange(len(lengths), dtype=np.int32)]]
     key = digest_json(name)
     files: list[FileInfo] = []

@@ -139,6 +139,16 @@ def test_an_error_of_a_layout_keeps_its_kind_and_names_the_step(plan: PlanFile, 
     assert f"while step 0 of plan {plan.id} was built" in told
 
 
+def is_late(packs: Any, step: int) -> Any:
+    raise RuntimeError("mine timed out")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_layouts_own_error_is_not_taken_for_a_worker_that_is_late(plan: PlanFile, workers: int) -> None:
+    with pytest.raises(RuntimeError, match="mine timed out"):
+        list(loader(PackedDataset(plan, plan.store, layout=is_late), workers=workers))
+
+
 def dies(packs: Any, step: int) -> Any:
     if step == 3:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -136,6 +136,9 @@ def test_a_state_of_another_plan_is_refused(memory_store: Memory, write_dataset:
         dataset.load_state_dict(PackedDataset(theirs, store).state_dict())
     with pytest.raises(InvalidRequest, match=f"steps {ours.steps + 1} to"):
         dataset.load_state_dict({"plan": ours.id, "step": ours.steps + 1})
+    for step in (1.5, "1", None):
+        with pytest.raises(Mismatch, match="is not a state of a data set"):
+            dataset.load_state_dict({"plan": ours.id, "step": step})
 
 
 @pytest.mark.parametrize("arguments", [{"rank": 1}, {"rank": -1}, {"layout": "flat"}, {"start_step": 10_000}])

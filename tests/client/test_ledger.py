@@ -29,6 +29,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., 
 
 def run(plan: PlanFile, folder: Path, world: int, start: int = 0, stop: int | None = None, workers: int = 0) -> None:
     """Deliver steps ``start:stop`` to every rank of ``world``, one log a rank."""
+    folder.mkdir(exist_ok=True)
     for rank in range(world):
         batches = loader(PackedDataset(plan, plan.store, rank, world), workers=workers, log=folder / f"{rank}.jsonl")
         batches.load_state_dict({"plan": plan.id, "step": start})
@@ -103,6 +104,26 @@ def test_logs_of_another_plan_or_none_are_refused(plan: PlanFile, tmp_path: Path
     log.write_text('{"step": 0, "slot": 0, "pack": ""}\n')
     with pytest.raises(InvalidRequest, match="does not begin with a pass"):
         audit(plan, plan.store, [log])
+    for line in ("12", "{}", '{"start": 0}'):
+        run(plan, tmp_path / "other", 1, stop=1)
+        log.write_text(f"{(tmp_path / 'other' / '0.jsonl').read_text()}{line}\n")
+        with pytest.raises(InvalidRequest, match=r"line \d+ of the log .* is none of a Loader"):
+            audit(plan, plan.store, [log])
+
+
+@pytest.mark.parametrize("stop", [-1, 10_000])
+def test_steps_that_the_plan_does_not_have_prove_nothing(plan: PlanFile, tmp_path: Path, stop: int) -> None:
+    run(plan, tmp_path, 1)
+    with pytest.raises(InvalidRequest, match=f"steps 0 to {stop} are not in plan"):
+        audit(plan, plan.store, logs(tmp_path), stop)
+
+
+@pytest.mark.parametrize("step", [-1, 10_000])
+def test_a_step_that_the_plan_does_not_have_is_unplanned(plan: PlanFile, tmp_path: Path, step: int) -> None:
+    run(plan, tmp_path, 1)
+    with open(tmp_path / "0.jsonl", "a") as log:
+        log.write(json.dumps({"step": step, "slot": 0, "pack": "0" * 32}) + "\n")
+    assert audit(plan, plan.store, logs(tmp_path)).unplanned == [(step, 0)]
 
 
 def test_the_command_says_exact_or_ends_with_1(plan: PlanFile, tmp_path: Path, capsys: Any) -> None:

@@ -1,5 +1,6 @@
 """Packs from shards: labels, masks, borders and positions, against a plain reference."""
 
+import io
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from packhouse.client.pack import Pack, PackBuilder
 from packhouse.client.plan import PlanFile
 from packhouse.client.shards import OpenShards, ShardIndex
 from packhouse.client.wire import PlanSpec
+from packhouse.worker.packing.preset import put_preset
 from packhouse.worker.plans import build_plan
 
 Write = Callable[..., str]
@@ -118,6 +120,19 @@ def test_a_truncated_sample_has_no_label_at_its_cut_and_a_split_one_has(
     assert [pack.labels.tolist() for pack in cut] == [[2, 3, -100]]
     split = packs(store, build(store, [dataset], pack_length=3, overlong="split", seed=None))
     assert [pack.labels.tolist() for pack in split] == [[2, 3, 4], [-100, -100, -100]]
+
+
+def test_a_preset_is_not_cut_whatever_is_asked_for(memory_store: Memory, write_dataset: Write) -> None:
+    store = memory_store()
+    dataset = write_dataset(store, [[1, 2, 3, 4, 5, 6]])
+    arrays = {"boundaries.npy": np.array([0, 1, 2]), "samples.npy": np.array([[0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 3, 6]])}
+    files = {"paths.json": b'["mine"]'}
+    for name, array in arrays.items():
+        np.save(file := io.BytesIO(), array)
+        files[name] = file.getvalue()
+    preset = put_preset(store, files)
+    plan = build(store, [dataset], pack_length=3, strategy="preset", preset=preset, overlong="truncate")
+    assert [pack.labels.tolist() for pack in packs(store, plan)] == [[2, 3, 4], [5, 6, -100]]
 
 
 def test_the_mask_is_that_of_the_label_token_also_across_a_border(memory_store: Memory, write_dataset: Write) -> None:

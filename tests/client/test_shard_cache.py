@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from packhouse.client.errors import Damaged, InvalidRequest, NotFound, Unavailab
 from packhouse.client.fetch_ahead import FetchAhead
 from packhouse.client.format import data_path
 from packhouse.client.plan import PlanFile
-from packhouse.client.remote import object_store
+from packhouse.client.remote import FileSystemSource, object_store
+from packhouse.client.retry import retried
 from packhouse.client.shard_cache import Piece, ShardCache
 from packhouse.client.store import LocalStore
 from packhouse.client.wire import PlanSpec
@@ -156,6 +158,47 @@ def test_a_lock_that_is_never_freed_is_an_error(tmp_path: Path) -> None:
         cache.open(A)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_forked_meanwhile_does_not_keep_a_lock(tmp_path: Path) -> None:
+    cache, end = ShardCache(Scripted(), tmp_path, patience=0.05), multiprocessing.get_context("fork").Event()
+    with cache._locked("lock"):
+        child = multiprocessing.get_context("fork").Process(target=end.wait, args=(60,))
+        child.start()
+    try:
+        assert bytes(cache.open(A)) == FILES[A]
+    finally:
+        end.set()
+        child.join()
+
+
+def test_a_lock_is_waited_for_while_its_holder_gets_on(tmp_path: Path) -> None:
+    cache, seen = ShardCache(Scripted(), tmp_path, patience=0.05), iter([0, *range(1000), *[1000] * 10**7])
+    with (
+        cache._locked("lock"),
+        pytest.raises(Unavailable, match="waited 0 s for mine"),
+        cache._locked("lock", "mine", lambda: next(seen)),
+    ):
+        pass
+    assert next(seen) == 1000
+
+
+def test_what_has_just_come_is_not_what_was_used_longest_ago(tmp_path: Path) -> None:
+    cache = ShardCache(Scripted(), tmp_path, budget=2000)
+    part = tmp_path / "tmp" / f"{digest_bytes(B.encode())}.part"
+    part.parent.mkdir()
+    part.write_bytes(FILES[B][:10])
+    os.utime(part, ns=(0, 0))  # its transfer began before A was used
+    for key in (A, B, C):
+        cache._ensure(key)
+    assert in_folder(tmp_path) == ["b", "c"]
+
+
+def test_a_folder_that_cannot_be_used_says_so(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("")
+    with pytest.raises(Unavailable, match=r"cannot be written \(File exists\)"):
+        ShardCache(Scripted(), tmp_path).open(A)
+
+
 def test_a_list_that_is_damaged_costs_no_file(tmp_path: Path) -> None:
     cache = ShardCache(Scripted(), tmp_path, budget=1000)
     cache.open(A)
@@ -172,7 +215,7 @@ def test_a_full_disk_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("packhouse.client.shard_cache.os.replace", full)
-    with pytest.raises(Unavailable, match=r"tmp cannot be written \(No space left on device\)"):
+    with pytest.raises(Unavailable, match=r"cannot be written \(No space left on device\)"):
         cache.open(A)
 
 
@@ -194,6 +237,38 @@ def test_ahead_means_in_order_and_in_the_background() -> None:
     assert sorted(seen) == ["a", "b", "c", "d", "e", "f"]
 
 
+def test_nothing_that_fails_ahead_ends_what_fetches() -> None:
+    done = threading.Event()
+
+    def fetch(key: str) -> None:
+        if key == "last":
+            done.set()
+        raise OSError(28, key)
+
+    ahead = FetchAhead(fetch)
+    for key in "abcdefgh":
+        ahead.want([key])
+    ahead.want(["last"])
+    assert done.wait(10)
+
+
+def test_patience_begins_anew_where_something_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    def transfer() -> None:
+        tries.append(len(tries))
+        raise Unavailable("the connection broke")
+
+    clock = SimpleNamespace(monotonic=lambda: 0.9 * len(tries), sleep=lambda seconds: None)
+    monkeypatch.setattr("packhouse.client.retry.time", clock)
+    with pytest.raises(Unavailable, match="what did not come in 1 s"):
+        retried(transfer, "what", patience=1)
+    assert len(tries) == 1
+    with pytest.raises(Unavailable, match="what did not come in 1 s"):
+        retried(transfer, "what", patience=1, progress=lambda: min(len(tries), 9))
+    assert len(tries) == 10
+
+
 @pytest.fixture
 def plan(tmp_path: Path, write_dataset: Write) -> PlanFile:
     store = LocalStore(tmp_path / "store")
@@ -211,6 +286,15 @@ def test_an_object_store_is_read_through_the_cache(plan: PlanFile, tmp_path: Pat
     assert len(list((tmp_path / "cache" / "shards").rglob("*.arrow"))) == 5
     with pytest.raises(NotFound, match="has no shards/zz"):
         store.open("shards/zz.arrow")
+
+
+def test_a_full_disk_is_not_taken_for_a_store_that_is_away(plan: PlanFile, tmp_path: Path) -> None:
+    source = FileSystemSource(f"file://{tmp_path}/store")
+    with (
+        pytest.raises(OSError, match="No space left"),
+        source.piece(data_path(plan.header.datasets[0].shards[0].key), 0),
+    ):
+        raise OSError(28, "No space left on device")
 
 
 def test_a_cache_smaller_than_the_data_serves_every_step(plan: PlanFile, tmp_path: Path) -> None:

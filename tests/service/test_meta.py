@@ -52,6 +52,7 @@ def test_the_stream_has_every_samples_tokens_and_cost_in_source_order(
     assert table.column("num_tokens").to_pylist() == expected
     assert table.column("attention_cost").to_pylist() == (lengths * (lengths + 1) // 2).tolist()
     assert table.column("trained_tokens").to_pylist() == expected
+    assert table.column("labels").to_pylist() == [n - 1 for n in expected]
 
 
 def test_the_pages_say_the_same(service: Any, dataset: str, expected: list[int]) -> None:

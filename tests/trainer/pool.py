@@ -4,6 +4,7 @@ A case is a function of a test module and plain arguments. Each run has a world 
 before and destroyed after it, so nothing is left over for the next.
 """
 
+import gc
 import multiprocessing
 import os
 import traceback
@@ -93,6 +94,8 @@ def serve(connection: Connection) -> None:
         except BaseException:
             result = False, f"rank {rank} of {world}:\n{traceback.format_exc()}"
         finally:
+            if not result[0]:
+                gc.collect()  # a model is a cycle, and holds its groups: open connections, on which the others wait
             if dist.is_initialized():
                 dist.destroy_process_group()
         connection.send(result)

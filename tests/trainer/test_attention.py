@@ -64,6 +64,14 @@ def test_a_cache_gives_what_the_whole_gives(chunks: list[int]) -> None:
     torch.testing.assert_close(out, varlen_attention(q, k, v, borders([9]), 9), rtol=0, atol=1e-12)
 
 
+def test_a_long_prompt_makes_no_mask(largest_tensor: Any) -> None:
+    q, k, v = random_qkv(4000, 2, 1, torch.float32)
+    with largest_tensor:
+        CachedAttention()(q, k, v, LayerCache())
+    assert torch.bool not in largest_tensor.numel
+    assert largest_tensor.numel[torch.float32] == q.numel()
+
+
 def test_the_fused_kernel_takes_the_arguments_it_is_given() -> None:
     q, k, v = (x[0].bfloat16().to("meta") for x in random_qkv(10, 4, 2))
     assert _fused(q, k, v, borders([4, 6]).to("meta"), 6).shape == (10, 4, 8)

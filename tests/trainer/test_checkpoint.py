@@ -1,14 +1,18 @@
 """Checkpoints: another mode, world and size go on where one stopped, and a kill leaves the last good one."""
 
 import os
+import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.trainer.pool import Pool
 from tests.trainer.steps import Step, make_step, random_samples
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from packhouse.client.errors import Mismatch
 from packhouse.trainer import checkpoint
@@ -134,6 +138,35 @@ def test_a_write_that_ends_early_leaves_the_last_good_one(
     assert found is not None
     assert found["data"] == {"step": 1}
     assert [path.name for path in tmp_path.iterdir()] == [name_of(1)]
+
+
+def killed(folder: Path, moment: str) -> None:
+    """Rank 0 is ended without warning while its second checkpoint is written, or while an older one is removed."""
+    model = build(SHAPE, make_groups(2), "mtp")
+    optimizer = make_optimizer(model, TrainConfig(1))
+    checkpoints = Checkpoints(folder, keep=1)
+    checkpoints.save(1, model, optimizer, {"step": 1})
+    checkpoints.wait()
+    if dist.get_rank() == 0:
+        owner = {"write_data": FileSystemWriter, "replace": os, "rmtree": shutil}[moment]
+        setattr(owner, moment, lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL))
+    checkpoints.save(2, model, optimizer, {"step": 2})
+    checkpoints.wait()
+
+
+def found(folder: Path) -> tuple[int, list[str]]:
+    model = build(SHAPE, make_groups(1, 2), "isp", seed=None)
+    about = Checkpoints(folder).load(model, make_optimizer(model, TrainConfig(1)))
+    assert about is not None
+    return about["data"]["step"], [path.name for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize(("moment", "step"), [("write_data", 1), ("replace", 1), ("rmtree", 2)])
+def test_a_kill_in_a_checkpoint_leaves_the_last_whole_one(pool: Pool, tmp_path: Path, moment: str, step: int) -> None:
+    """SIGKILL; the other rank ends as well, and the next run goes on in another mode and sweeps what was left."""
+    ended = pool.failures(2, killed, tmp_path, moment)
+    assert "exit code -9" in ended[0]
+    assert pool.run(2, found, tmp_path) == [(step, [name_of(step)])] * 2
 
 
 def test_a_model_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ def plan(tmp_path: Path, write_dataset: Callable[..., str]) -> PlanFile:
     """Three steps of two packs."""
     store = LocalStore(tmp_path / "store")
     samples = [[10 * number + place for place in range(8)] for number in range(6)]
-    return build_plan(store, PlanSpec(datasets=[write_dataset(store, samples)], pack_length=8, ranks=2))
+    built = build_plan(store, PlanSpec(datasets=[write_dataset(store, samples)], pack_length=8, ranks=2))
+    return PlanFile.open(store, built.id)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_the_ranks_of_a_repeated_plan_share_its_steps_and_resume_anywhere(plan: 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_eight_steps_of_a_plan_that_has_three(config: Config, workers: int) -> None:
-    """Steps count on, the state names the step of all passes, and a run resumed in the second pass is the unbroken one."""
+    """Steps count on, as they do in the state; a run resumed in the second pass is the unbroken one."""
     expected = run(config(8, "repeat", workers), torch.device("cpu"))
     assert [entry.step for entry in expected] == list(range(8))
     folder = config(8, "repeat").checkpoint.folder  # type: ignore[union-attr]

@@ -1,6 +1,5 @@
 """Whole runs on real text: every mode's loss curve, settings, resumption after a kill, evaluation and export."""
 
-import itertools
 import json
 import math
 import os
@@ -20,65 +19,16 @@ from packhouse.client.dataset import PackedDataset
 from packhouse.client.errors import InvalidRequest, Mismatch
 from packhouse.client.plan import PlanFile
 from packhouse.client.store import LocalStore
-from packhouse.trainer.config import RunConfig, read_config
+from packhouse.client.wire import PlanSpec
+from packhouse.trainer.config import EvaluationSection, RunConfig, read_config
 from packhouse.trainer.evaluate import evaluate
 from packhouse.trainer.hf import load_config, load_hf
-from packhouse.trainer.log import quiet
-from packhouse.trainer.model import InternLM2, ModelConfig
-from packhouse.trainer.optim import TrainConfig, make_optimizer
-from packhouse.trainer.parallel import ModeName, build, make_groups, plain
-from packhouse.trainer.parallel.shard import whole_parameter
+from packhouse.trainer.model import InternLM2
+from packhouse.trainer.parallel import plain
 from packhouse.trainer.run import run
-from packhouse.trainer.train import train
 from packhouse.worker.plans import build_plan
 
 CPU = torch.device("cpu")
-
-
-def curve(store: Path, plan: str, vocab_size: int, name: ModeName, tp: int, wp: int | None) -> tuple[list[float], Any]:
-    """The losses of 50 steps in fp64, fewer in a larger world, and the norms' weights after them."""
-    torch.manual_seed(0)
-    shape = ModelConfig(32, 2, num_heads=4, num_kv_heads=2, ffn_size=64, vocab_size=vocab_size)
-    groups = make_groups(tp, wp)
-    model = build(shape, groups, name, seed=1)
-    model.model.double()
-    config = TrainConfig(steps=50, peak_lr=1e-2, warmup_steps=5, schedule="cosine")
-    source = LocalStore(store)
-    batches = PackedDataset(PlanFile.open(source, plan), source, groups.data.rank, groups.data.size)
-    count = 50 if groups.world.size < 4 else 15  # many processes on few cores take their time
-    some = itertools.islice(batches, count)
-    logs = train(model, some, config, optimizer=make_optimizer(model, config), log=quiet)
-    norms = {n: whole_parameter(x, model.placements[n]) for n, x in model.model.named_parameters() if "norm" in n}
-    return [entry.loss for entry in logs], {name: norm.detach().tolist() for name, norm in norms.items()}
-
-
-@pytest.fixture(scope="module")
-def plain_curve(pool: Pool, corpus: Corpus) -> tuple[list[float], Any]:
-    ((losses, norms),) = pool.run(1, curve, corpus.store, corpus.plan, corpus.vocab_size, "mtp", 1, None)
-    assert len(losses) == 50
-    assert losses[-1] < losses[0] - 1
-    return losses, norms
-
-
-# In the last world there are more data ranks than packs in a step: half of the ranks train on empty packs.
-@pytest.mark.parametrize(
-    ("world", "name", "tp", "wp"),
-    [(2, "mtp", 2, None), (2, "msp", 2, None), (2, "fsp", 2, None), (2, "isp", 2, 2), (4, "isp", 1, 4)],
-)
-def test_fifty_steps_agree_over_all_modes(
-    pool: Pool,
-    corpus: Corpus,
-    plain_curve: tuple[list[float], Any],
-    world: int,
-    name: ModeName,
-    tp: int,
-    wp: int | None,
-) -> None:
-    expected, expected_norms = plain_curve
-    for losses, norms in pool.run(world, curve, corpus.store, corpus.plan, corpus.vocab_size, name, tp, wp):
-        assert losses == pytest.approx(expected[: len(losses)], rel=0, abs=1e-8)
-        if len(losses) == 50:
-            torch.testing.assert_close(norms, expected_norms, rtol=0, atol=1e-8)
 
 
 def settings(corpus: Corpus, folder: Path, steps: int = 8, extra: str = "") -> Path:
@@ -119,6 +69,10 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
         ('[optimizer]\nname = "sgd"\n', r"optimizer: Unexpected keyword argument"),
         ('[data]\nplan = "x"\n', r"data: Value error, data has neither store nor service"),
         ("[train]\nsteps = 2026-11-30\n", r"train.steps: Input should be a valid integer"),
+        ('[checkpoint]\nfolder = "c"\nkeep = 0\n', r"checkpoint.keep: Input should be greater than or equal to 1"),
+        ("[evaluation]\nsteps = 1\nevery = 0\n", r"evaluation.every: Input should be greater than or equal to 1"),
+        ("[log]\nevery = 0\n", r"log.every: Input should be greater than or equal to 1"),
+        ("[parallel]\nrecompute_layers = -1\n", r"recompute_layers: Input should be greater than or equal to 0"),
         ("x = ", "cannot be read"),
     ],
 )
@@ -201,6 +155,15 @@ def test_more_steps_than_the_plan_has_are_refused(config: RunConfig) -> None:
 def test_a_vocabulary_that_is_too_small_is_refused(config: RunConfig) -> None:
     with pytest.raises(Mismatch, match=r"has a vocabulary of 6.. and the model one of 512"):
         run(replace(config, model=replace(config.model, vocab_size=None)), CPU)
+
+
+def test_an_evaluation_plan_that_does_not_fit_is_refused_before_the_first_step(
+    config: RunConfig, corpus: Corpus, write_dataset: Any
+) -> None:
+    store = LocalStore(corpus.store)
+    other = build_plan(store, PlanSpec(datasets=[write_dataset(store, [[5000] * 96], vocab_size=6000)], pack_length=96))
+    with pytest.raises(Mismatch, match="has a vocabulary of 6000 and the model one of"):
+        run(replace(config, evaluation=EvaluationSection(1, plan=other.id)), CPU)
 
 
 @pytest.mark.parametrize("name", ["msp", "isp"])

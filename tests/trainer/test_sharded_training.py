@@ -103,6 +103,34 @@ def test_a_gradient_that_is_not_finite_is_skipped_on_all_ranks_and_named(
         assert moved == [False, True]
 
 
+def overflowing(name: ModeName, tp: int, wp: int | None) -> list[str]:
+    """What is said of each step when the loss of one pack of one data rank is finite, and its gradient is not."""
+    groups = make_groups(tp, wp)
+    model = build(SHAPE, groups, name, seed=6)
+    first, second = (steps(2, groups.data.rank, groups.data.size) for _ in range(2))
+    batches = [
+        ({key: torch.cat([a[key], b[key]]) if key != "cu_seqlens" else a[key] + b[key] for key in a}, torch.cat([x, y]))
+        for (a, x), (b, y) in zip(first, second, strict=True)
+    ]
+    runs: list[int] = []
+
+    def overflow(module: Any, args: Any, hidden: torch.Tensor) -> None:
+        runs.append(len(runs) % 2)  # the second of two packs, when it is run again as well
+        if groups.data.rank == 1 and runs[-1] == 1 and len(runs) < 5 and hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]
+
+    model.model.model.norm.register_forward_hook(overflow)
+    return [entry.skipped for entry in train(model, batches, TrainConfig(2), log=quiet)]
+
+
+@pytest.mark.parametrize(("name", "tp", "wp"), [*MODES[:3], ("isp", 2, 2)])
+def test_a_pack_whose_gradient_alone_overflows_is_named_too(
+    pool: Pool, name: ModeName, tp: int, wp: int | None
+) -> None:
+    said = "gradient norm is nan, gradient is not finite in packs [1] of data rank 1"
+    assert pool.run(4, overflowing, name, tp, wp) == [[said, ""]] * 4
+
+
 def narrow(name: ModeName, tp: int, wp: int | None) -> tuple[list[float], set[torch.dtype], set[torch.dtype]]:
     logs, weights, _ = train_some(name, tp, wp, bf16=True)
     return [entry.loss for entry in logs], {x.dtype for x in weights.values()}, logits_dtypes(name, tp, wp)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from packhouse.worker.builtin_templates import BUILT_IN
 from packhouse.worker.control import ControlTokens, control_tokens
 
 PIECES = [
@@ -130,3 +131,34 @@ def test_control_tokens_in_tools_and_calls_are_text_too(toolkit: Callable[..., A
     made = rows(toolkit(tiny, kind="chat", template="chatml"), [record])
     assert (made.rejects, made.ids[0].count(3), made.ids[0].count(4), made.ids[0].count(2)) == ([], 4, 4, 0)
     assert made.trained[0].count(4) == 1
+
+
+def test_random_conversations_with_tools(toolkit: Any, rows: Any, tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    kit = toolkit(tiny, kind="chat", template="chatml")
+    words = st.lists(st.sampled_from(PIECES), max_size=3).map("".join)
+    turn = st.tuples(st.sampled_from(["user", "assistant", "tool", "call"]), words)
+
+    @settings(max_examples=100)
+    @given(words, st.lists(turn, min_size=1, max_size=6), st.booleans())
+    def check(system: str, turns: list[tuple[str, str]], tooled: bool) -> None:
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
+        for role, text in turns:
+            call = {"type": "function", "function": {"name": "f", "arguments": {"x": text}}}
+            said = {"role": "assistant", "content": "", "tool_calls": [call]}
+            messages.append(said if role == "call" else {"role": role, "content": text})
+        answers = sum(message["role"] == "assistant" for message in messages)
+        tools = [{"name": "f", "description": system}] if tooled else None
+        made = rows(kit, [{"messages": messages, "tools": tools}])
+        if not answers:
+            assert [reject.reason for reject in made.rejects] == ["nothing_to_train"]
+            return
+        truth: Any = tokenizer.apply_chat_template(
+            messages, tools=tools, chat_template=BUILT_IN["chatml"], sanitize_control_tokens=True, return_dict=True
+        )
+        assert (made.rejects, made.ids) == ([], [truth["input_ids"]])
+        assert (made.trained[0].count(4), made.trained[0].count(3), made.trained[0][-1]) == (answers, 0, 4)
+        untrained = [token for token, bit in zip(made.ids[0], made.masks[0], strict=True) if not bit]
+        assert tokenizer.decode(untrained).count("<|im_start|>assistant\n") >= answers
+
+    check()

@@ -1,13 +1,16 @@
 """Forms of records: recognised by their fields, and read to chats, texts and ids."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from packhouse.client.errors import InvalidRequest
-from packhouse.client.wire import Form
+from packhouse.client.wire import Form, JobSpec
 from packhouse.worker.forms import chat_of_form, field_names, recognise, recognise_all, text_of_form, tokens_of
 from packhouse.worker.loss import trained
+from packhouse.worker.recipe import resolve
 from packhouse.worker.records import BadRecord, Chat, chat_of
 
 ASKED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -185,3 +188,60 @@ def test_what_a_message_says_goes_before_the_rule(rule: str) -> None:
     turns = [("user", None), ("assistant", 1), ("user", None), ("assistant", 0)]
     chat = chat_of({"m": [{"role": role, "content": "x", "loss": loss} for role, loss in turns]}, "m")
     assert trained(chat, rule) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("job", "first", "form", "kind", "loss"),
+    [
+        ({}, [{"text": "t"}], "text", "text", "all"),
+        ({}, [{"messages": ASKED}], "messages", "chat", "assistant"),
+        ({}, [{"odd": 1}], "text", "text", "all"),
+        ({"kind": "chat"}, [{"conversations": []}], "conversations", "chat", "assistant"),
+        ({"kind": "chat"}, [{"text": "t"}], "messages", "chat", "assistant"),
+        ({"kind": "text"}, [{"prompt": "p", "completion": "c"}], "completion", "text", "completion"),
+        ({"format": "instruction"}, [], "instruction", "chat", "assistant"),
+        ({"format": "tokens"}, [], "tokens", "tokens", "given"),
+        ({"format": "tokens", "loss": "all"}, [], "tokens", "tokens", "all"),
+        ({"text_field": "body"}, [{"body": "t"}], "text", "text", "all"),
+        (
+            {"fields": {"prompt": "ask", "completion": "reply"}},
+            [{"ask": 1, "reply": 2}],
+            "completion",
+            "chat",
+            "assistant",
+        ),
+    ],
+)
+def test_a_recipe_goes_by_what_is_stated_and_else_by_the_records(
+    job: dict[str, Any], first: list[Any], form: str, kind: str, loss: str, tiny: Path, memory_store: Any
+) -> None:
+    recipe = resolve(JobSpec(sources=["/x"], tokenizer=str(tiny), **job), memory_store(), first).recipe_
+    assert (recipe.record, recipe.kind, recipe.loss) == (form, kind, loss)
+    assert type(recipe).from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("job", "match"),
+    [
+        ({"format": "text", "kind": "chat"}, "'text' do not become 'chat'"),
+        ({"format": "tokens", "loss": "assistant"}, "does not fit kind 'tokens'"),
+        ({"format": "text", "fields": {"prompt": "x"}}, "no field 'prompt'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(job: dict[str, Any], match: str, tiny: Path, memory_store: Any) -> None:
+    with pytest.raises(InvalidRequest, match=match):
+        resolve(JobSpec(sources=["/x"], tokenizer=str(tiny), **job), memory_store())
+
+
+def test_ids_are_kept_as_they_come_with_their_mask(toolkit: Any, rows: Any, tiny: Path) -> None:
+    records = [{"input_ids": [0, -5, 7]}, {"input_ids": [-5]}, {"input_ids": [999]}, {"input_ids": [4, 0]}]
+    made = rows(toolkit(tiny, format="tokens", max_length=2), records)
+    assert (made.ids, made.masks) == ([[0, 5], [4, 0]], [[1, 0], [1, 1]])
+    assert [(reject.row, reject.reason) for reject in made.rejects] == [(1, "nothing_to_train"), (2, "bad_tokens")]
+    kept = rows(toolkit(tiny, format="tokens", loss="all", add_eos=True), records[:2])
+    assert (kept.ids, kept.masks) == ([[0, 5, 7, 2], [5, 2]], None)
+
+
+def test_a_prompt_and_completion_as_text_trains_the_completion(toolkit: Any, rows: Any, tiny: Path) -> None:
+    made = rows(toolkit(tiny, format="completion", kind="text"), [{"prompt": "x ", "completion": "yz"}])
+    assert (made.ids, made.trained) == ([[92, 225, 93, 94, 2]], [[93, 94, 2]])

@@ -183,8 +183,8 @@ def test_a_source_that_changes_while_it_is_scanned_is_not_remembered(
     path = write(tmp_path / "a.jsonl", "aaaa")
     assert work.scan_sources([str(path)])[0].settled
 
-    def scan_and_touch(name: str) -> Any:
-        blocks = sources.scan(name)
+    def scan_and_touch(name: str, documents: str) -> Any:
+        blocks = sources.scan(name, documents)
         os.utime(name)
         return blocks
 
@@ -386,11 +386,11 @@ def test_a_worker_that_dies_while_it_scans_is_followed_by_another(place: Place, 
     paths, flags = [write(tmp_path / f"{name}.jsonl", name) for name in "ab"], tmp_path / "flags"
     flags.mkdir()
 
-    def die(scan: Callable[..., Any], files: list[str]) -> Any:
+    def die(scan: Callable[..., Any], files: list[str], documents: str) -> Any:
         if files[0].endswith("b.jsonl") and len(list(flags.iterdir())) < times:
             (flags / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return scan(files)
+        return scan(files, documents)
 
     expected = Place(LocalStore(tmp_path / "other"), Memory(), place.executor, place.tokenizer, []).run(*paths)
     place.executor = Wrapped(place.executor, die, "scan_sources")
@@ -554,9 +554,9 @@ def test_a_source_that_goes_or_changes_during_the_job_fails_it(place: Place, tmp
 def test_a_source_that_goes_between_scan_and_stat(place: Place, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", "a")
 
-    def meddle(scan: Callable[..., Any], paths: list[str]) -> Any:
+    def meddle(scan: Callable[..., Any], paths: list[str], documents: str) -> Any:
         path.unlink()
-        return scan(paths)
+        return scan(paths, documents)
 
     place.executor = Wrapped(place.executor, meddle, "scan_sources")
     with pytest.raises(SourceChanged, match="cannot be read any more"):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.client.errors import InvalidRequest
+from packhouse.client.pack import PackBuilder
 from packhouse.client.plan import PlanFile, decode_steps
 from packhouse.client.preset import export_preset, read_files
 from packhouse.client.store import LocalStore
@@ -165,14 +166,39 @@ def test_a_steps_tokens_and_labels_are_the_same_for_every_rank_of_any_world(
 
 def test_labels_that_the_meta_does_not_tell_are_null_and_bounded(memory_store: Make, write_dataset: Make) -> None:
     store = memory_store()
-    masks = [[0, 0, 1, 1], [1, 1, 1], [0, 0]]
+    masks = [[1, 0, 1, 1], [1] * 6, [1, 0, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1]]
     dataset = write_dataset(store, [[1] * len(mask) for mask in masks], masks)
     spec = PlanSpec(datasets=[dataset], pack_length=4, strategy="none", seed=None)
     plan = PlanFile.open(store, build_plan(store, spec).id)
-    # The first may train its first token, which is never a label; the others train all tokens, or none.
-    assert plan.table.trained_tokens.tolist() == [-1, 2, 0]
-    assert (plan.report.trained_tokens, plan.report.trained_exact) == (4, False)
-    assert decode_steps(plan.slice(0, 3, 0, 1)).step_trained_tokens.tolist() == [-1, 2, 0]
+    # Only the last is trained in part and cut, into 4 and 2 tokens with 4 labels and 1 at most.
+    assert sorted(plan.table.trained_tokens.tolist()) == [-1, -1, 0, 0, 1, 2, 4]
+    assert (plan.report.trained_tokens, plan.report.trained_exact) == (2 + 4 + 1 + 0 + 4 + 1, False)
+    assert (decode_steps(plan.slice(0, 7, 0, 1)).step_trained_tokens == plan.table.trained_tokens).all()
+
+
+@settings(max_examples=60)
+@given(
+    masks=st.lists(st.lists(st.integers(0, 1), max_size=14), min_size=1, max_size=20).filter(any),
+    strategy=st.sampled_from(STRATEGIES),
+    overlong=st.sampled_from(["truncate", "split", "drop"]),
+    ranks=st.integers(1, 2),
+)
+def test_a_steps_labels_are_those_that_its_packs_have(
+    memory_store: Make, write_dataset: Make, masks: list[list[int]], strategy: Strategy, overlong: Any, ranks: int
+) -> None:
+    store = memory_store()
+    dataset = write_dataset(store, [[1] * len(mask) for mask in masks], masks)
+    spec = PlanSpec(datasets=[dataset], pack_length=12, strategy=strategy, overlong=overlong, ranks=ranks)
+    if overlong == "drop" and all(len(mask) > 12 or not mask for mask in masks):
+        return
+    plan = PlanFile.open(store, build_plan(store, spec).id)
+    packs = PackBuilder(plan.header, store).build(plan.packs, 0, len(plan.packs))
+    labels = np.array([int((pack.labels != -100).sum()) for pack in packs]).reshape(plan.steps, -1).sum(axis=1)
+    told = plan.table.trained_tokens
+    assert (told[told >= 0] == labels[told >= 0]).all()
+    assert plan.report.trained_tokens >= labels.sum()
+    if plan.report.split_samples == 0 and plan.report.truncated_samples == 0:
+        assert (plan.report.trained_exact, plan.report.trained_tokens) == (True, labels.sum())
 
 
 def test_a_plan_goes_out_as_a_preset_and_comes_back(tmp_path: Path, memory_store: Make, write_dataset: Make) -> None:

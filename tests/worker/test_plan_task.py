@@ -28,6 +28,23 @@ def test_a_plan_is_the_same_wherever_it_is_built(tmp_path: Path, spec: PlanSpec,
     assert not list(store.list("packs"))
 
 
+def test_weights_count_towards_what_is_built_here(tmp_path: Path, spec: PlanSpec, executor: Executor) -> None:
+    store = LocalStore(tmp_path)
+    tasks = []
+
+    class Counting(Executor):
+        def submit(self, *arguments: Any, **options: Any) -> Any:
+            tasks.append(executor.submit(*arguments, **options))
+            return tasks[-1]
+
+        wait, result = executor.wait, executor.result
+
+    for times, submitted in ((1, 0), (2, 1)):
+        asked = spec.model_copy(update={"dataset_epochs": [times]})
+        built = build_where_it_fits(Counting(), store, asked, write=False, small=3)
+        assert (built.report.samples, len(tasks)) == (3 * times, submitted)
+
+
 def test_what_a_worker_refuses_comes_back(tmp_path: Path, spec: PlanSpec, executor: Executor) -> None:
     impossible = spec.model_copy(update={"overlong": "error"})
     with pytest.raises(InvalidRequest, match=r"shorter than sample 1 \(9 tokens\)"):

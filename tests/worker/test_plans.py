@@ -25,10 +25,10 @@ def samples(lengths: list[int]) -> list[list[int]]:
 
 @pytest.fixture
 def report(memory_store: Memory, write_dataset: Write) -> Callable[..., PlanReport]:
-    def build(lengths: list[int], **spec: Any) -> PlanReport:
+    def build(lengths: list[int], most: int = 1 << 20, **spec: Any) -> PlanReport:
         store = memory_store()
         dataset = write_dataset(store, samples(lengths))
-        return build_plan(store, PlanSpec(datasets=[dataset], **spec)).report
+        return build_plan(store, PlanSpec(datasets=[dataset], **spec), most=most).report
 
     return build
 
@@ -185,7 +185,11 @@ def test_datasets_are_numbered_in_the_order_given(memory_store: Memory, write_da
         ([], {"pack_length": 4}, "none of the 0 samples has tokens"),
         ([9], {"pack_length": 4, "overlong": "drop"}, "none of the 1 samples has tokens"),
         ([9] * 3, {"pack_length": 10, "ranks": 5, "tail": "drop"}, r"3 packs do not fill a step of 5 ranks x 1"),
-        ([3], {"pack_length": 2**31 - 1, "cost": {"token": 0, "square": 8}}, r"over 2\*\*63"),
+        ([3], {"pack_length": 2**31 - 1, "strategy": "hard", "cost": {"square": 8}}, r"over 2\*\*63"),
+        ([3], {"pack_length": 2**24 + 1}, "pack_length 16777217 is over the 16777216 of strategy best_fit"),
+        ([3], {"pack_length": 4, "epochs": 3, "most": 2}, "draw samples 3 times, over 2"),
+        ([3], {"pack_length": 4, "dataset_epochs": [3], "most": 2}, "draw samples 3 times, over 2"),
+        ([3], {"pack_length": 4, "strategy": "preset", "preset": "a", "max_segments": 1}, "leave max_segments out"),
     ],
 )
 def test_impossible_requests_say_what_to_do(
@@ -198,7 +202,7 @@ def test_impossible_requests_say_what_to_do(
 
 def test_unknown_datasets_and_mixed_tokenizers_are_refused(memory_store: Memory, write_dataset: Write) -> None:
     store = memory_store()
-    with pytest.raises(NotFound, match="there is no dataset nowhere"):
+    with pytest.raises(NotFound, match="there is no dataset 'nowhere'"):
         build_plan(store, PlanSpec(datasets=["nowhere"], pack_length=4))
     ours, theirs = (write_dataset(store, samples([3]), tokenizer=digest) for digest in ("a" * 32, "b" * 32))
     with pytest.raises(InvalidRequest, match=r"tokenizer aaaa.* has bbbb"):

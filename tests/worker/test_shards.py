@@ -56,6 +56,7 @@ def test_a_shard_reads_back_as_it_was_written(tmp_path: Path, masked: bool, voca
         "num_tokens": [3, 0, 1, 9],
         "attention_cost": [6, 0, 1, 45],
         "trained_tokens": [2, 0, 1, 1] if masked else [3, 0, 1, 9],
+        "labels": [sum(mask[1:]) for mask in MASKS] if masked else [2, 0, 0, 8],
         "row": [0, 1, 3, 9],
     }
     sums = (receipt.rows, receipt.tokens, receipt.attention_cost, receipt.records, receipt.truncated_tokens)

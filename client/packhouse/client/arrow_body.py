@@ -41,13 +41,19 @@ class _Body(RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if not self._rest:
-            self._rest = memoryview(next(self._chunks, b""))
-            self._state.update(self._rest)
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
+        # Arrow takes fewer bytes than it asked for as the end, and a chunk ends where the network likes.
+        done = 0
+        while done < len(buffer):
+            if not self._rest:
+                self._rest = memoryview(next(self._chunks, b""))
+                self._state.update(self._rest)
+                if not self._rest:
+                    break
+            size = min(len(buffer) - done, len(self._rest))
+            buffer[done : done + size] = self._rest[:size]
+            self._rest = self._rest[size:]
+            done += size
+        return done
 
     def finish(self) -> None:
         """Read to the end."""

@@ -121,11 +121,11 @@ class Loader:
         except StopIteration:
             raise Damaged(f"the loader's workers ended before {place}", "report it") from None
         except RuntimeError as error:
-            if "timed out" in str(error):
+            if str(error).startswith("DataLoader timed out"):
                 fact = f"{place} did not come from loader worker {(step - begin) % workers} of {workers}"
                 remedy = "look for a store or service that does not answer, or raise timeout"
                 raise Unavailable(f"{fact} within {self._timeout:g} s", remedy) from error
-            if "DataLoader worker" in str(error) and "Caught" not in str(error):
+            if str(error).startswith("DataLoader worker"):
                 fact = f"a loader worker died before {place} came ({str(error).splitlines()[0]})"
                 raise Unavailable(fact, "look for a lack of memory, then go on from the last state") from error
             raise

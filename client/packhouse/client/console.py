@@ -70,7 +70,9 @@ def job_summary(job: Job) -> Table:
         table.add_row("kept out", f"{_counts(progress.rejected)} (packhouse jobs rejected {job.id})")
     if progress.truncated or progress.dropped:
         lost = f"{progress.truncated:,} truncated, {progress.dropped:,} dropped, {progress.truncated_tokens:,} tokens"
-        table.add_row("too long", lost)
+        table.add_row("left out", lost)
+    if progress.split:
+        table.add_row("split", f"{progress.split:,} records, to {progress.fragments:,} samples")
     return table
 
 
@@ -108,7 +110,7 @@ def plan_report(plan: Plan) -> Table:
     table.add_row("segments", f"{report.segments:,}, {segments}")
     table.add_row("imbalance", f"mean {report.imbalance_mean:.4f}, 99th percentile {report.imbalance_p99:.4f}")
     micro = f"mean {report.micro_imbalance_mean:.4f}, 99th percentile {report.micro_imbalance_p99:.4f}"
-    table.add_row("at micro-batches", f"{micro}; {report.excess:.3%} of the time is waiting")
+    table.add_row("at micro-batches", f"{micro}; waiting adds {report.excess:.3%} to the time")
     for name, one in report.compared.items():
         table.add_row("", f"{name}: mean {one.micro_mean:.4f}, 99th percentile {one.micro_p99:.4f}")
     randomness = "too few steps to tell" if report.randomness is None else f"{report.randomness:.2f} (1 is random)"

@@ -4,8 +4,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-
-from packhouse.client.errors import PackhouseError
+from contextlib import suppress
 
 THREADS = 4
 
@@ -42,7 +41,6 @@ class FetchAhead:
                     self._running -= 1
                     return
                 key = self._keys.popleft()
-            try:
+            # Whatever it is: a thread that ended by it would be counted as one that still works.
+            with suppress(Exception):
                 self._fetch(key)
-            except PackhouseError:
-                continue

@@ -10,6 +10,7 @@ loss_mask          large_list<bool>                true where the token is train
 num_tokens         int32                           tokens of the sample, n
 attention_cost     int64                           n (n + 1) / 2, the lower triangle of its attention
 trained_tokens     int32                           tokens whose mask is true
+labels             int32                           the same without the first token, which nothing predicts
 row                int32                           line of the record in its block, from 0
 offset             int64                           tokens of the record before this sample; only where a job splits
                                                    long records, whose samples have the same row
@@ -30,13 +31,14 @@ from packhouse.client.digest import canonical_json, digest_bytes, digest_json
 from packhouse.client.errors import Damaged
 from packhouse.client.store import ReadStore
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 META_SCHEMA = pa.schema(
     [
         pa.field("num_tokens", pa.int32(), nullable=False),
         pa.field("attention_cost", pa.int64(), nullable=False),
         pa.field("trained_tokens", pa.int32(), nullable=False),
+        pa.field("labels", pa.int32(), nullable=False),
         pa.field("row", pa.int32(), nullable=False),
     ]
 )

@@ -1,6 +1,7 @@
 """The handshake: is this plan made for the trainer's tokenizer and vocabulary, and is a state of this plan?"""
 
 import json
+from operator import index
 from typing import Any
 
 from packhouse.client.digest import canonical_json, digest_bytes
@@ -57,8 +58,8 @@ def check_state(plan: PlanSource, store: ReadStore, state: dict[str, Any]) -> in
     """Return the step of a state of ``plan``; raise ``Mismatch`` for another plan's, saying in what they differ."""
     ours = plan.header
     try:
-        theirs, step = state["plan"], int(state["step"])
-    except (KeyError, TypeError, ValueError):
+        theirs, step = state["plan"], index(state["step"])
+    except (KeyError, TypeError):
         raise Mismatch(f"{state!r} is not a state of a data set", 'pass one like {"plan": id, "step": k}') from None
     if theirs != ours.id:
         raise Mismatch(

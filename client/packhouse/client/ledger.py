@@ -19,7 +19,7 @@ import xxhash
 
 from packhouse.client.errors import InvalidRequest, Mismatch
 from packhouse.client.pack import Pack, PackBuilder
-from packhouse.client.plan import PlanSource, decode_steps
+from packhouse.client.plan import PlanSource, check_slice, decode_steps
 from packhouse.client.store import ReadStore
 from packhouse.client.wire import Wire
 
@@ -84,10 +84,11 @@ def audit(plan: PlanSource, store: ReadStore, logs: Iterable[str | os.PathLike[s
     """Compare the logs of all ranks with the packs that the plan's steps before ``stop`` (default all) have.
 
     Every pack is built again from its shards. Raises ``Mismatch`` for a log of another plan, ``InvalidRequest`` for one
-    that cannot be read.
+    that cannot be read and for a ``stop`` that the plan does not have.
     """
     header = plan.header
     end = header.steps if stop is None else stop
+    check_slice(header, 0, end, 0, 1)
     seen, digests = _deliveries([_read(Path(path), header.id) for path in logs])
     missing: list[tuple[int, int]] = []
     repeated: list[tuple[int, int]] = []
@@ -100,7 +101,7 @@ def audit(plan: PlanSource, store: ReadStore, logs: Iterable[str | os.PathLike[s
             (repeated if count else missing).append(place)
         elif digests[place] != pack_digest(pack):
             altered.append(place)
-    unplanned = sorted(place for place in seen if place[0] < end and not _is_empty(plan, place))
+    unplanned = sorted(place for place in seen if (stop is None or place[0] < stop) and not _is_empty(plan, place))
     return Audit(
         plan=header.id,
         steps=end,
@@ -127,22 +128,28 @@ def _read(path: Path, plan_id: str) -> list[_Pass]:
     """Return the passes of a log; half a line, which a killed process leaves behind, is left out."""
     passes: list[_Pass] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise InvalidRequest(f"the log {str(path)!r} cannot be read ({error.strerror})", "name a file") from None
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        if "start" in entry:
-            if entry["plan"] != plan_id:
-                raise Mismatch(f"the log {str(path)!r} is of plan {entry['plan']} and not {plan_id}", "audit that one")
-            passes.append(_Pass(entry["start"], entry["rank"], entry["world"], entry["time"], []))
-        elif passes:
-            passes[-1].entries.append((entry["step"], entry["slot"], entry["pack"]))
-        else:
-            raise InvalidRequest(f"the log {str(path)!r} does not begin with a pass", "name a log of a Loader")
+        try:
+            if "start" in entry:
+                if entry["plan"] != plan_id:
+                    fact = f"the log {str(path)!r} is of plan {entry['plan']} and not {plan_id}"
+                    raise Mismatch(fact, "audit that one")
+                passes.append(_Pass(entry["start"], entry["rank"], entry["world"], entry["time"], []))
+            else:
+                passes[-1].entries.append((entry["step"], entry["slot"], entry["pack"]))
+        except IndexError:
+            fact = f"the log {str(path)!r} does not begin with a pass"
+            raise InvalidRequest(fact, "name a log of a Loader") from None
+        except (KeyError, TypeError):
+            fact = f"line {number} of the log {str(path)!r} is none of a Loader"
+            raise InvalidRequest(fact, "name a log of a Loader") from None
     return passes
 
 
@@ -180,7 +187,7 @@ def _planned(plan: PlanSource, store: ReadStore, stop: int) -> Iterator[tuple[tu
 
 def _is_empty(plan: PlanSource, place: tuple[int, int]) -> bool:
     step, slot = place
-    if not 0 <= slot < plan.header.packs_per_step:
+    if not (0 <= step < plan.header.steps and 0 <= slot < plan.header.packs_per_step):
         return False
     return int(decode_steps(plan.slice(step, step + 1, 0, 1)).packs.tokens[slot]) == 0
 

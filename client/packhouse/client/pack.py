@@ -58,7 +58,9 @@ class PackBuilder:
         self.pack_length = header.spec.pack_length
         self.index = ShardIndex(header.datasets)
         self._shards = OpenShards(store, self.index.receipts, open_shards)
-        self._sample_end = header.spec.sample_limit if header.spec.overlong == "truncate" else 2**31
+        # What is brought along is taken as it is: no sample of it is cut.
+        cut = header.spec.overlong == "truncate" and header.spec.strategy != "preset"
+        self._sample_end = header.spec.sample_limit if cut else 2**31
         self._pad_id = pad_id
         self._asked = kernel
         self._fill: kernel_module.Fill | None = None

@@ -6,7 +6,7 @@
 column          type                  meaning
 ==============  ====================  ================================================================================
 tokens          int64                 tokens of the step that are not padding
-trained_tokens  int64, or null        labels of the step; null where the datasets' numbers do not tell it exactly
+trained_tokens  int64, or null        labels of the step; null where a sample that is trained in part is cut
 rank_cost       list<int64>[ranks]    cost of each rank, by the spec's cost model
 ==============  ====================  ================================================================================
 

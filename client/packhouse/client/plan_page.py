@@ -5,7 +5,7 @@ from html import escape
 
 from packhouse.client.wire import Balance, CostCurve, Histogram, Plan
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 680, 220, 48, 28, 12
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 680, 220, 48, 28, 20
 """Size of a picture, and the room around its plot, in pixels."""
 
 STYLE = """
@@ -16,18 +16,26 @@ STYLE = """
 body{margin:0 auto;max-width:760px;padding:24px 16px 48px;background:var(--paper);color:var(--ink);
 font:15px/1.5 system-ui,sans-serif}
 h1{font-size:22px;margin:0}h2{font-size:16px;margin:32px 0 8px}p,figcaption{color:var(--soft);margin:4px 0}
-code{overflow-wrap:anywhere}figure{margin:0}svg{width:100%;height:auto;display:block}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:20px 0}
+code{overflow-wrap:anywhere}figure{margin:0}svg{width:100%;min-width:540px;height:auto;display:block}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(200px,40%),1fr));gap:12px;margin:20px 0}
 .cards div{background:var(--card);border-radius:8px;padding:12px}.cards b{display:block;font-size:20px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%}
 th,td{padding:4px 12px 4px 0;border-bottom:1px solid var(--line);text-align:right;font-variant-numeric:tabular-nums}
-th:first-child,td:first-child{text-align:left}th{font-weight:600}
-svg text{fill:var(--soft);font-size:11px}.axis{stroke:var(--line)}.bar,.dot{fill:var(--bar)}.band{fill:var(--band)}
+th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere;min-width:9em}th{font-weight:600}
+svg text{fill:var(--soft);font-size:12px}.axis{stroke:var(--line)}.bar,.dot{fill:var(--bar)}.band{fill:var(--band)}
 .mean{fill:none;stroke:var(--bar);stroke-width:1.5}
 """
 
 
-CURVE = "Least and most loaded rank (band) and mean (line) of each run of steps, as shares of the plan's mean."
+CURVE = (
+    "Least and most loaded rank (band) and mean (line) of each run of steps, as shares of the plan's mean. The axis "
+    "covers what all but the last step reach, which may be padded."
+)
+BALANCE = "Greatest cost of a rank over the mean: 1 is even. Only this plan counts a last step that is padded."
+LENGTHS = "Samples of up to so many tokens, and of more than the bar before."
+FILLS = "Packs filled up to so much, and more than the bar before."
+NARROW = 0.02
+"""Least height of the curve's axis, as a share of the mean."""
 
 
 def page(plan: Plan) -> str:
@@ -38,14 +46,15 @@ def page(plan: Plan) -> str:
         f"<h1>Pack plan</h1><p><code>{escape(plan.id)}</code>{stored}</p>",
         _cards(plan),
         _section("Cost over the steps", _curve(report.cost), CURVE),
-        _section("Balance over the ranks", _balances(plan), "Greatest cost of a rank over the mean: 1 is even."),
-        _section("Lengths of the samples", _bars(report.lengths, _tokens), "Samples of up to so many tokens."),
-        _section("Fill of the packs", _bars(report.fills, _percent), "Packs filled up to so much."),
+        _section("Balance over the ranks", _balances(plan), BALANCE),
+        _section("Lengths of the samples", _bars(report.lengths, _tokens), LENGTHS),
+        _section("Fill of the packs", _bars(report.fills, _percent), FILLS),
         _section("Datasets", _datasets(plan), ""),
         _section("All figures", _figures(plan), ""),
         _section("Request", _table(["field", "value"], _request(plan)), ""),
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Plan {plan.id[:8]}</title>'
+    screen = '<meta name="viewport" content="width=device-width,initial-scale=1">'
+    head = f'<meta charset="utf-8">{screen}<title>Plan {plan.id[:8]}</title>'
     body = "".join(sections)
     return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
 
@@ -62,7 +71,7 @@ def _cards(plan: Plan) -> str:
         "packs": f"{report.packs:,}",
         "tokens": f"{report.tokens:,}",
         "padding": f"{report.padding:.3%}",
-        "time lost waiting": f"{report.excess:.3%}",
+        "time added by waiting": f"{report.excess:.3%}",
         "randomness (1 = random)": random,
     }
     return f'<div class="cards">{"".join(f"<div><b>{value}</b>{name}</div>" for name, value in cards.items())}</div>'
@@ -109,8 +118,13 @@ def _figure(value: object) -> str:
 
 
 def _request(plan: Plan) -> list[tuple[str, str]]:
-    given = plan.spec.model_dump(exclude_defaults=True)
-    return [(name, str(value)) for name, value in given.items()]
+    return [(name.replace("_", " "), _given(value)) for name, value in plan.spec.model_dump(exclude_none=True).items()]
+
+
+def _given(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {one}" for name, one in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _bars(histogram: Histogram, name: object) -> str:
@@ -125,17 +139,26 @@ def _bars(histogram: Histogram, name: object) -> str:
             f'height="{tall:.1f}"><title>up to {label}: {count:,}</title></rect>'
             f'<text x="{x + step / 2:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{label}</text>'
         )
+        if count:
+            y = HEIGHT - BOTTOM - tall - 4
+            bars.append(f'<text x="{x + step / 2:.1f}" y="{y:.1f}" text-anchor="middle">{_short(count)}</text>')
     return _picture("".join(bars), [(0.0, "0"), (1.0, _short(most))])
 
 
 def _curve(curve: CostCurve) -> str:
-    top = max([*curve.high, 1.0])
-    count = max(len(curve.steps) - 1, 1)
+    count = len(curve.steps)
+    before = slice(0, max(count - 1, 1))
+    low, top = min([*curve.low[before], 1 - NARROW]), max([*curve.high[before], 1 + NARROW])
+
+    def height(value: float) -> float:
+        return (min(max(value, low), top) - low) / (top - low)
 
     def points(values: Sequence[float]) -> list[str]:
+        # Each run of steps is as wide as the others and level.
+        edges = [(i + side, value) for i, value in enumerate(values) for side in (0, 1)]
         return [
-            f"{LEFT + i / count * (WIDTH - LEFT):.1f},{HEIGHT - BOTTOM - value / top * (HEIGHT - BOTTOM - TOP):.1f}"
-            for i, value in enumerate(values)
+            f"{LEFT + x / count * (WIDTH - LEFT):.1f},{HEIGHT - BOTTOM - height(value) * (HEIGHT - BOTTOM - TOP):.1f}"
+            for x, value in edges
         ]
 
     band = points(curve.low) + points(curve.high)[::-1]
@@ -145,7 +168,9 @@ def _curve(curve: CostCurve) -> str:
         f'<text x="{LEFT}" y="{HEIGHT - 10}">step 0</text>'
         f'<text x="{WIDTH}" y="{HEIGHT - 10}" text-anchor="end">step {curve.steps[-1]:,}</text>'
     )
-    return _picture(shapes, [(0.0, "0"), (1 / top, "mean"), (1.0, f"{top:.2f}")])
+    mean = height(1.0)
+    middle = [(mean, "mean")] if 0.1 < mean < 0.9 else [(mean, "")]
+    return _picture(shapes, [(0.0, f"{low:.2f}"), *middle, (1.0, f"{top:.2f}")])
 
 
 def _picture(shapes: str, marks: Sequence[tuple[float, str]]) -> str:
@@ -156,7 +181,8 @@ def _picture(shapes: str, marks: Sequence[tuple[float, str]]) -> str:
             f'<line class="axis" x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
         )
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(lines)}{shapes}</svg>'
+    picture = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(lines)}{shapes}</svg>'
+    return f'<div class="scroll">{picture}</div>'
 
 
 def _short(count: float) -> str:

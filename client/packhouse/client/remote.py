@@ -119,18 +119,33 @@ class FileSystemSource:
     @contextmanager
     def piece(self, key: str, start: int) -> Iterator[Piece]:
         """Open a file from ``start`` on; its digest is checked by who reads it, against a manifest."""
-        try:
+        with self._errors(key):
             system, root = pyarrow.fs.FileSystem.from_uri(self._uri)
-            with system.open_input_file(f"{root}/{key}") as file:
+            file = system.open_input_file(f"{root}/{key}")
+        with file:
+            with self._errors(key):
                 total = file.size()
                 file.seek(min(start, total))
-                yield Piece(min(start, total), total, None, iter(lambda: file.read(CHUNK), b""))
+            yield Piece(min(start, total), total, None, self._chunks(file, key))
+
+    def _chunks(self, file: pa.NativeFile, key: str) -> Iterator[bytes]:
+        while True:
+            with self._errors(key):
+                chunk = file.read(CHUNK)
+            if not chunk:
+                return
+            yield chunk
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        # Around what is read alone: what is done with it may fail too, as a full disk does.
+        try:
+            yield
         except FileNotFoundError:
             raise NotFound(f"the store {self._uri} has no {key}") from None
         except OSError as error:
-            raise Unavailable(
-                f"the store {self._uri} cannot be read ({error})", "check its address and keys"
-            ) from error
+            fact = f"the store {self._uri} cannot be read ({error})"
+            raise Unavailable(fact, "check its address and keys") from error
 
 
 def object_store(uri: str, folder: str | PathLike[str] | None = None, budget: int | None = None) -> ShardCache:

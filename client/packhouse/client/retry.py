@@ -15,12 +15,15 @@ ALTERED = 4
 """Times that one transfer may arrive altered or cut before that is taken for the state of the file."""
 
 
-def retried(transfer: Callable[[], T], what: str, patience: float = PATIENCE) -> T:
+def retried(
+    transfer: Callable[[], T], what: str, patience: float = PATIENCE, progress: Callable[[], int] = lambda: 0
+) -> T:
     """Return what ``transfer`` returns; try again on ``Unavailable`` and ``Damaged``.
 
-    Raises the last error, of which an ``Unavailable`` says how long ``what`` was waited for.
+    A try that has changed ``progress`` begins the patience anew. Raises the last error, of which an ``Unavailable``
+    says how long ``what`` was waited for.
     """
-    started, pause, altered = time.monotonic(), 0.2, 0
+    started, pause, altered, before = time.monotonic(), 0.2, 0, progress()
     while True:
         try:
             return transfer()
@@ -29,6 +32,8 @@ def retried(transfer: Callable[[], T], what: str, patience: float = PATIENCE) ->
             if altered == ALTERED:
                 raise
         except Unavailable as error:
+            if (now := progress()) > before:
+                started, pause, before = time.monotonic(), 0.2, now
             waited = time.monotonic() - started
             if waited + pause > patience:
                 raise Unavailable(f"{what} did not come in {waited:.0f} s: {error.detail}", error.remedy) from error

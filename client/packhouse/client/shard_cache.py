@@ -10,8 +10,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -57,8 +57,9 @@ class Source(Protocol):
 class ShardCache:
     """A ``ReadStore`` that fetches what it lacks.
 
-    ``budget`` bounds the bytes in the folder (default PACKHOUSE_CACHE_BYTES); maps of removed files stay readable, and
-    their space comes back when they are closed. ``patience`` is how long, in seconds, a source may be away.
+    ``budget`` bounds the bytes of fetched files (default PACKHOUSE_CACHE_BYTES). What is on its way comes on top, up to
+    five files a process. Maps of removed files stay readable, and their space comes back when they are closed.
+    ``patience`` is how long, in seconds, a source may be away.
     """
 
     def __init__(
@@ -86,8 +87,7 @@ class ShardCache:
         for _ in range(5):
             self._ensure(key)
             try:
-                path = self._local.path(key)
-                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+                _note_use(self._local.path(key))
                 return self._local.open(key)
             except (FileNotFoundError, NotFound):
                 continue  # another process has made room meanwhile
@@ -120,20 +120,25 @@ class ShardCache:
     def _ensure(self, key: str) -> None:
         if self._local.size(key) is not None:
             return
-        number = int(digest_bytes(key.encode()), 16) % LOCKS
-        with self._locked(f"locks/{number}", f"another process, which fetches {key}"):
-            if self._local.size(key) is None:
-                part = self._folder / "tmp" / f"{digest_bytes(key.encode())}.part"
-                part.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    retried(lambda: self._transfer(key, part), key, self._patience)
-                    self._install(key, part)
-                except OSError as error:
-                    remedy = "free some space there, or set PACKHOUSE_CACHE to another folder"
-                    raise Unavailable(f"{part.parent} cannot be written ({error.strerror})", remedy) from error
-                except PackhouseError:
-                    part.unlink(missing_ok=True)
-                    raise
+        name = digest_bytes(key.encode())
+        part = self._folder / "tmp" / f"{name}.part"
+        lock, whom = f"locks/{int(name, 16) % LOCKS}", f"another process, which fetches {key}"
+        try:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked(lock, whom, lambda: _size(part)):
+                if self._local.size(key) is None:
+                    self._fetch(key, part)
+        except OSError as error:
+            remedy = "free some space there, or set PACKHOUSE_CACHE to another folder"
+            raise Unavailable(f"{self._folder} cannot be written ({error.strerror})", remedy) from error
+
+    def _fetch(self, key: str, part: Path) -> None:
+        try:
+            retried(lambda: self._transfer(key, part), key, self._patience, lambda: _size(part))
+            self._install(key, part)
+        except PackhouseError:
+            part.unlink(missing_ok=True)
+            raise
 
     def _transfer(self, key: str, part: Path) -> None:
         """Append what is missing to ``part``; what a broken connection brought is kept for the next try."""
@@ -159,6 +164,7 @@ class ShardCache:
     def _install(self, key: str, part: Path) -> None:
         target = self._local.path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
+        _note_use(part)  # it is younger than all that is there, however long it took to come
         info = part.stat()
         with self._locked("lock"):
             fetched = self._list()
@@ -192,7 +198,7 @@ class ShardCache:
             return False
         if entry is None or _entry(info) != entry:
             return False
-        path.unlink()
+        path.unlink(missing_ok=True)
         return True
 
     def _list(self) -> dict[str, Entry]:
@@ -210,25 +216,46 @@ class ShardCache:
         os.replace(temporary, self._folder / "fetched.json")
 
     @contextmanager
-    def _locked(self, name: str, whom: str = "another process, which makes room") -> Iterator[None]:
-        """Hold a lock; raise ``Unavailable`` if it is not free in twice the patience."""
+    def _locked(
+        self,
+        name: str,
+        whom: str = "another process, which makes room",
+        progress: Callable[[], int] = lambda: 0,
+    ) -> Iterator[None]:
+        """Hold a lock; raise ``Unavailable`` if it is not free in twice the patience without ``progress``."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab") as file:
-            _wait_for(file, whom, 2 * self._patience)
-            yield
+            _wait_for(file, whom, 2 * self._patience, progress)
+            try:
+                yield
+            finally:
+                # Closing does not do: a process forked meanwhile has the file open too, and would keep the lock.
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _wait_for(file: IO[bytes], whom: str, limit: float) -> None:
-    end = time.monotonic() + limit
+def _wait_for(file: IO[bytes], whom: str, limit: float, progress: Callable[[], int]) -> None:
+    end, before = time.monotonic() + limit, progress()
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() > end:
+            if (now := progress()) != before:
+                end, before = time.monotonic() + limit, now
+            elif time.monotonic() > end:
                 raise Unavailable(f"waited {limit:.0f} s for {whom}", "end the process that holds the lock") from None
             time.sleep(0.02)
+
+
+def _note_use(path: Path) -> None:
+    """Set the time of access, and nothing else, of the very file that is there now."""
+    with open(path, "rb") as file, suppress(PermissionError):  # somebody else's file need not be noted
+        os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _entry(info: os.stat_result) -> Entry:

@@ -342,7 +342,8 @@ class PlanReport(Wire):
     trained_tokens: int
     """Labels in packs; where not exact, an upper bound."""
     trained_exact: bool
-    """Whether the datasets' numbers tell each step's labels exactly: they do where all tokens are trained."""
+    """Whether the datasets' numbers tell each step's labels exactly: they do but where a sample that is trained in part
+    is cut."""
     packs: int
     """Packs with at least one segment."""
     empty_packs: int
@@ -371,7 +372,7 @@ class PlanReport(Wire):
     """The same where ranks wait for each other at every micro-batch."""
     micro_imbalance_p99: float
     excess: float
-    """Cost of the most loaded ranks at each micro-batch over the mean cost, whole plan, less 1: time lost waiting."""
+    """Cost of the most loaded ranks at each micro-batch over the mean cost, whole plan, less 1: what waiting adds."""
     compared: dict[str, Balance]
     """Other orders and strategies on the same samples."""
     randomness: float | None

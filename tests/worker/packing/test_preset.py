@@ -1,9 +1,11 @@
 """Strategy preset: XTuner's files in, the same packs out, and back."""
 
+import io
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from packhouse.client.errors import InvalidRequest, NotFound
@@ -50,3 +52,36 @@ def test_files_that_are_not_a_preset_are_refused(memory_store: Make) -> None:
     with pytest.raises(NotFound, match="there is no preset abc"):
         read_preset(store, "abc")
     assert store.files == {}
+
+
+def saved(array: npt.ArrayLike) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+CLAIMING = saved(np.zeros(10**6, np.int64))[:128]
+"""A header of an array that is not there."""
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("boundaries.npy", saved([[0, 1]]), r"it has the shape \(1, 2\)"),
+        ("boundaries.npy", saved(3), r"it has the shape \(\)"),
+        ("boundaries.npy", CLAIMING, r"it does not hold \(1000000,\) numbers"),
+        ("boundaries.npy", CLAIMING.replace(b"(1000000,)", b"(-100000,)"), "it does not hold"),
+        ("samples.npy", saved(np.arange(6)), r"it has the shape \(6,\)"),
+        ("samples.npy", saved(np.zeros((1, 6))), "according to the rule 'safe'"),
+        ("order.npy", b"PK\x03\x04", r"order\.npy of the preset cannot be read"),
+        ("paths.json", b"[" * 100_000, r"paths\.json of the preset cannot be read"),
+        ("paths.json", b'{"a": 1}', "not a list of names"),
+    ],
+)
+def test_files_that_claim_what_they_are_not_are_refused(
+    memory_store: Make, name: str, data: bytes, message: str
+) -> None:
+    good = {"boundaries.npy": saved([0, 3]), "samples.npy": saved(ROWS), "paths.json": b'["a", "b"]'}
+    put_preset(memory_store(), good)
+    with pytest.raises(InvalidRequest, match=message):
+        put_preset(memory_store(), {**good, name: data})

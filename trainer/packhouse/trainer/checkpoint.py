@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -126,6 +127,9 @@ class Checkpoints:
     def _guarded(self, step: int, state: "State", about: dict[str, Any]) -> None:
         try:
             self._write(step, state, about)
+        except CheckpointException as error:
+            causes = [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
+            self._error = OSError(f"the checkpoint of step {step} was not written ({'; '.join(causes)})")
         except BaseException as error:
             self._error = error
 

@@ -29,7 +29,9 @@ class RepeatedPlan:
         """As `PlanSource.slice`. Steps that lie together in the plan are asked for together."""
         check_slice(self.header, start, stop, rank, world)
         numbers = np.arange(start, stop)
-        own = np.array([_order(self.header.id, self._steps, n // self._steps)[n % self._steps] for n in numbers])
+        own = np.array(
+            [_order(self.header.id, self._steps, n // self._steps)[n % self._steps] for n in range(start, stop)]
+        )
         runs = np.split(own, np.flatnonzero(np.diff(own) != 1) + 1) if len(own) else [np.zeros(0, np.int64)]
         ends = [(int(run[0]), int(run[-1]) + 1) if len(run) else (0, 0) for run in runs]
         parts = [self._plan.slice(*end, rank, world) for end in ends]

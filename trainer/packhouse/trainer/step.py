@@ -56,7 +56,7 @@ def accumulate_gradients(
         torch.autograd.backward(loss)
         losses.append(loss.detach())
     # One transfer at the end, by the caller: reading each loss at once would make a GPU wait after every micro-batch.
-    return torch.stack(losses)
+    return torch.stack(losses) if losses else torch.zeros(0, device=device)
 
 
 def micro_loss(
@@ -138,16 +138,34 @@ def gradient_norm(sharded: ShardedModel) -> float:
     return math.sqrt(float(all_reduce(cut, sharded.mode.shard) + whole))
 
 
-def packs_not_finite(losses: Tensor, sharded: ShardedModel) -> str:
-    """Name the micro-batches whose loss is not finite, by data rank where there are several. Collective."""
+def packs_not_finite(values: Tensor, sharded: ShardedModel) -> str:
+    """Name the micro-batches whose loss, or norm, is not finite, by data rank where there are several. Collective."""
     world = sharded.groups.world
-    table = all_gather(losses.detach()[None], world, 0) if world.size > 1 else losses[None]
+    table = all_gather(values.detach()[None], world, 0) if world.size > 1 else values[None]
     named: dict[int, set[int]] = {}
     for rank, row in enumerate(table):
-        bad = [index for index, loss in enumerate(row.tolist()) if not math.isfinite(loss)]
+        bad = [index for index, value in enumerate(row.tolist()) if not math.isfinite(value)]
         if bad:
             named.setdefault(rank // sharded.groups.tensor.size, set()).update(bad)
     several = sharded.groups.data.size > 1
     return " and ".join(
         f"packs {sorted(packs)}" + (f" of data rank {rank}" if several else "") for rank, packs in sorted(named.items())
     )
+
+
+def gradients_by_pack(
+    sharded: ShardedModel, data: dict[str, Any], labels: Tensor, divisors: Sequence[int], *, bf16: bool = False
+) -> Tensor:
+    """The norm of each micro-batch's own gradient on this rank, (micro_num,); all are computed again. Collective.
+
+    Where a weight group of `isp` spans data ranks, their gradients are one sum, and all of them see what is in it.
+    """
+    norms = []
+    for row, divisor in enumerate(divisors):
+        sharded.model.zero_grad()
+        one = {name: x[row : row + 1] if name != "step" else x for name, x in data.items()}
+        accumulate_gradients(sharded, one, labels[row : row + 1], [divisor], bf16=bf16)
+        gradients = [x.grad for x in sharded.model.parameters() if x.grad is not None]
+        norms.append(torch.stack([torch.linalg.vector_norm(x, dtype=torch.float64) for x in gradients]).sum())
+    sharded.model.zero_grad()
+    return torch.stack(norms)

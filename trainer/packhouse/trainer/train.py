@@ -17,7 +17,14 @@ from packhouse.trainer.optim import TrainConfig, learning_rate, make_optimizer
 from packhouse.trainer.parallel import plain
 from packhouse.trainer.parallel.collectives import all_reduce
 from packhouse.trainer.parallel.sharded import ShardedModel
-from packhouse.trainer.step import accumulate_gradients, count_step, gradient_norm, packs_not_finite, sum_gradients
+from packhouse.trainer.step import (
+    accumulate_gradients,
+    count_step,
+    gradient_norm,
+    gradients_by_pack,
+    packs_not_finite,
+    sum_gradients,
+)
 
 __all__ = ["StepLog", "check_vocabulary", "print_step", "run_step", "train", "update"]
 
@@ -111,8 +118,11 @@ def run_step(
     loss = float(all_reduce(losses.sum(), sharded.mode.sum_loss))
     skipped = ""
     if not math.isfinite(norm):
-        packs = packs_not_finite(losses, sharded)
-        skipped = f"gradient norm is {norm}" + (f", loss is not finite in {packs}" if packs else "")
+        what, packs = "loss", packs_not_finite(losses, sharded)
+        if not packs:
+            again = gradients_by_pack(sharded, data, labels, counts.divisors, bf16=config.bf16)
+            what, packs = "gradient", packs_not_finite(again, sharded)
+        skipped = f"gradient norm is {norm}" + (f", {what} is not finite in {packs}" if packs else "")
     elif counts.trained == 0:
         skipped = "no trained token"
     else:

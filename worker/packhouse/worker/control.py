@@ -21,7 +21,8 @@ class ControlTokens:
 
     def within(self, texts: Iterable[str]) -> bool:
         """Return whether any of ``texts`` holds one."""
-        return any(self._may_hold(text) and self.pattern.search(text) is not None for text in texts)
+        text = "\0".join(texts)
+        return self._may_hold(text) and self.pattern.search(text) is not None
 
     def _may_hold(self, text: str) -> bool:
         return any(first in text for first in self._firsts)

@@ -106,10 +106,19 @@ class GigatokenEngine:
         if self._bytes > RECYCLE_BYTES:
             self._load()
         self._bytes += sum(map(len, texts))
-        layout = self._tokenizer.encode_batch(list(texts), parallel=False).layout
-        offsets = np.asarray(layout.offsets.data, np.int64)
-        ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
+        made = self._tokenizer.encode_batch(list(texts), parallel=False)
+        if isinstance(made, list):  # seen in workers that started beside one that was killed: rows, and no array
+            return _flat(made)
+        offsets = np.asarray(made.layout.offsets.data, np.int64)
+        ids = np.asarray(made.layout.content.data)[offsets[0] : offsets[-1]]
         return Encoded(ids, offsets - offsets[0])
+
+
+def _flat(rows: Sequence[Any]) -> Encoded:
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    arrays = [np.zeros(0, np.uint32), *(np.asarray(row, np.uint32) for row in rows)]
+    return Encoded(np.concatenate(arrays), offsets)
 
 
 class Encoder:

@@ -13,7 +13,6 @@ from packhouse.client.wire import PlanSpec
 from packhouse.worker.packing.measure import Samples
 from packhouse.worker.packing.segments import Int32
 
-
 _ID = re.compile("[0-9a-f]{32}")
 
 
@@ -51,14 +50,14 @@ def read_lengths(store: ReadStore, manifests: list[Manifest]) -> Int32:
 def known_samples(store: ReadStore, manifests: list[Manifest], lengths: Int32) -> Samples:
     """Return what measuring needs; ``lengths`` are the tokens of each sample after the overlong policy.
 
-    Trained tokens are read only where some token is not trained.
+    Labels are read only where some token is not trained.
     """
     receipts = list(_receipts(manifests))
     starts = np.cumsum([0, *(receipt.rows for receipt in receipts)])
     if all(receipt.trained_tokens == receipt.tokens for receipt in receipts):
         return Samples(lengths, starts, None, None)
-    trained = _column(store, manifests, "trained_tokens")
-    return Samples(lengths, starts, trained, trained == read_lengths(store, manifests))
+    labels, whole = _column(store, manifests, "labels"), read_lengths(store, manifests)
+    return Samples(lengths, starts, labels, whole)
 
 
 def _column(store: ReadStore, manifests: list[Manifest], name: str) -> Int32:

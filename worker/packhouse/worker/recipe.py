@@ -18,7 +18,8 @@ from packhouse.client.format import FORMAT_VERSION
 from packhouse.client.store import ReadStore, Store
 from packhouse.client.wire import Form, JobSpec
 from packhouse.worker.builtin_templates import BUILT_IN
-from packhouse.worker.forms import NEEDED, field_names, recognise_all
+from packhouse.worker.choices import KINDS, LossRule, check_kind, form_of, loss_of
+from packhouse.worker.forms import NEEDED, field_names
 from packhouse.worker.libraries import auto_tokenizer
 from packhouse.worker.render import ChatTemplate
 
@@ -34,7 +35,7 @@ class Recipe:
     tokenizer: str
     """Digest of the tokenizer's content."""
     template: str | None
-    loss: Literal["all", "assistant", "last_turn", "completion", "given"]
+    loss: LossRule
     bos_id: int | None
     """Id that starts each sample; None adds none."""
     eos_id: int | None
@@ -158,11 +159,11 @@ def resolve(spec: JobSpec, store: Store, first: Sequence[Mapping[str, Any]] = ()
     a model hub, and never runs code that comes with a tokenizer.
     """
     content, template = load_tokenizer(spec.tokenizer)
-    form, fields, seen = _form(spec, first)
-    kind = spec.kind or _KINDS.get(form, "chat")
-    _check_kind(kind, form)
+    form, fields, seen = form_of(spec, first)
+    kind = spec.kind or KINDS.get(form, "chat")
+    check_kind(kind, form)
     source = _chat_template(spec, template) if kind == "chat" else None
-    loss = _loss(spec.loss, kind, form)
+    loss = loss_of(spec.loss, kind, form)
     names = field_names(form, fields)
     main = next(iter(NEEDED[form]))
     usual = field_names(form, {})
@@ -184,69 +185,14 @@ def resolve(spec: JobSpec, store: Store, first: Sequence[Mapping[str, Any]] = ()
         untrained=None if loss == "all" else spec.untrained,
     )
     warnings = _check_template(source, content, recipe) if source is not None else ()
+    if source is None and spec.template is not None:
+        warnings = (f"the template is not used: the records become {kind}",)
     content.save(store)
     return ResolvedRecipe(recipe, content.vocab_size, (*seen, *warnings))
 
 
 PINNED_DAY = date(2025, 1, 1)
 """The day that a template is told which asks for today's, unless the job says another."""
-
-_KINDS: dict[Form, Literal["text", "chat", "tokens"]] = {"text": "text", "tokens": "tokens"}
-_FITTING: dict[str, tuple[Form, ...]] = {
-    "text": ("text", "completion", "instruction"),
-    "chat": ("messages", "conversations", "instruction", "completion"),
-    "tokens": ("tokens",),
-}
-
-
-def _form(spec: JobSpec, first: Sequence[Mapping[str, Any]]) -> tuple[Form, dict[str, str], tuple[str, ...]]:
-    """Return the form of the records and its field names, and what to tell of how it was recognised."""
-    given = dict(spec.fields)
-    if spec.text_field != "text":
-        given.setdefault("text", spec.text_field)
-    if spec.messages_field != "messages":
-        given.setdefault("messages", spec.messages_field)
-    if spec.format is not None:
-        return spec.format, _of(spec.format, given), ()
-    form: Form = {"chat": "messages", "tokens": "tokens"}.get(spec.kind or "", "text")  # type: ignore[assignment]
-    if given and (spec.kind is not None or not spec.fields):
-        return form, _of(form, given), ()
-    found = recognise_all(first)
-    if found is None or (spec.kind is not None and found[0] not in _FITTING[spec.kind]):
-        return form, _of(form, given), ()
-    form, names = found
-    usual = field_names(form, {})
-    shown = ", ".join(repr(name) for name in names.values())
-    told = (
-        f"recognised from the first records: their form is {form!r}, with the field{'s' * (len(names) > 1)} {shown}",
-    )
-    return form, {name: value for name, value in names.items() if value != usual[name]} | given, told
-
-
-def _of(form: Form, given: dict[str, str]) -> dict[str, str]:
-    """Leave out the names that belong to another form, which text_field and messages_field may do."""
-    return {name: value for name, value in given.items() if name not in ("text", "messages") or name == form}
-
-
-def _check_kind(kind: str, form: Form) -> None:
-    if form not in _FITTING[kind]:
-        fitting = " or ".join(repr(name) for name in _FITTING[kind])
-        detail = f"records of the form {form!r} do not become {kind!r}"
-        raise InvalidRequest(detail, f"leave out kind, or set format to {fitting}")
-
-
-def _loss(asked: str | None, kind: str, form: Form) -> Literal["all", "assistant", "last_turn", "completion", "given"]:
-    if kind == "tokens":
-        if asked not in (None, "all"):
-            raise InvalidRequest(f"loss {asked!r} does not fit kind 'tokens'", "leave it out: the records say it")
-        return "all" if asked else "given"
-    if kind == "chat":
-        return asked or "assistant"  # type: ignore[return-value]
-    if form == "text" and asked not in (None, "all"):
-        raise InvalidRequest(f"loss {asked!r} needs kind 'chat', and the job's is 'text'", "set loss to 'all'")
-    if form == "text" or asked == "all":
-        return "all"
-    return "completion"
 
 
 def _chat_template(spec: JobSpec, own: str | None) -> str:

@@ -193,7 +193,8 @@ class ChatTemplate:
 
     def _turns(self, chat: Chat, text: str) -> list[Span]:
         markers = self.markers
-        if not any(markers.header in string or markers.end in string for string in chat.strings()):
+        held = "\0".join(chat.strings())
+        if markers.header not in held and markers.end not in held:
             turns = _find_turns(text, markers)
             if turns is not None:
                 return turns

@@ -31,15 +31,17 @@ def write_shard(store: Store, key: str, samples: Samples, vocab_size: int) -> Re
     The same samples give the same bytes, so two workers that build one shard do no harm.
     """
     counts = np.diff(samples.offsets)
-    trained = counts
+    trained, first = counts, counts > 0
     if samples.mask is not None:
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(samples.mask, dtype=np.int64)])
         trained = np.diff(sums[samples.offsets])
+        first = first & np.append(samples.mask, False)[samples.offsets[:-1]]
     costs = counts * (counts + 1) // 2
     numbers = [
         pa.array(counts.astype(np.int32)),
         pa.array(costs),
         pa.array(trained.astype(np.int32)),
+        pa.array((trained - first).astype(np.int32)),
         pa.array(samples.rows),
     ]
     schema = shard_schema(vocab_size, masked=samples.mask is not None, split=samples.places is not None)

@@ -3,15 +3,12 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from packhouse.client.pack_table import PackTable
 from packhouse.client.plan import Steps
 from packhouse.client.wire import PlanSpec
 from packhouse.worker.packing.compiled import compiled
 from packhouse.worker.packing.segments import Ids, Int32, Int64
-
-Bools = npt.NDArray[np.bool_]
 
 FILLS = (0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.999, 0.9999, 1.0)
 """Bounds of the histogram of fills."""
@@ -30,10 +27,10 @@ class Samples:
     """tokens after the overlong policy"""
     starts: Int64
     """(shards + 1,), the first sample of each shard"""
-    trained: Int32 | None
-    """tokens that are trained, of the whole sample; None where all tokens of all samples are"""
-    whole: Bools | None
-    """whether all tokens of the sample are trained; None with trained"""
+    labels: Int32 | None
+    """labels of the whole sample; None where all tokens of all samples are trained"""
+    whole: Int32 | None
+    """tokens before the overlong policy; None with labels"""
 
 
 @dataclass(slots=True)
@@ -93,11 +90,11 @@ class Measures:
         # Whole samples are as long as their segments: a random read for each is saved.
         lengths = known.lengths if cut else none
         segments = table.offsets, table.sample, table.start, table.length, lengths
-        trained = none if known.trained is None else known.trained
-        whole = none.astype(np.bool_) if known.whole is None else known.whole
+        labels = none if known.labels is None else known.labels
+        whole = none if known.whole is None else known.whole
         shards = known.starts, self.nearby, self.shift
         bounds = width, self.spec.pack_length // 8, _sample_end(self.spec)
-        return _scan(*segments, trained, whole, *shards, *bounds, self.totals, self.by_shard)
+        return _scan(*segments, labels, whole, *shards, *bounds, self.totals, self.by_shard)
 
     def table(self) -> Steps:
         """Return what a plan stores of its steps."""
@@ -117,8 +114,8 @@ def _scan(
     start: Int32,
     length: Int32,
     lengths: Int32,
-    trained: Int32,
-    whole: Bools,
+    known: Int32,
+    whole: Int32,
     starts: Int64,
     nearby: Int64,
     shift: int,
@@ -146,9 +143,10 @@ def _scan(
             totals[SPLIT] += start[i] == 0 and n < size
             # The last token of a sample has no next one to learn; a sentence of internevo_unpacked ends with its row.
             labels = n if start[i] + n < min(size, sample_end) else n - 1
-            if len(trained) and not whole[item]:
-                row[UNKNOWN] += trained[item] > 0
-                labels = min(labels, np.int64(trained[item]))
+            # Of a part of a sample that is trained in part, only the most is known.
+            if len(known) and known[item] < whole[item] - 1:
+                labels = min(labels, np.int64(known[item]))
+                row[UNKNOWN] += n < whole[item] and labels > 0
             row[TRAINED] += labels
             shard = nearby[item >> shift]
             while starts[shard + 1] <= item:

@@ -16,7 +16,6 @@ from packhouse.client.preset import FILES
 from packhouse.client.store import ReadStore, Store
 from packhouse.worker.packing.segments import Int32, Int64, Packing, narrow
 
-
 DIMENSIONS = {FILES[0]: 1, FILES[1]: 2, FILES[3]: 1}
 
 
