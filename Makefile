@@ -37,6 +37,7 @@ bench: $(READY)  ## what is measured: a table, and JSON beside it in build/bench
 	$(BIN)/python tests/benchmarks/chats.py --out build/bench
 	$(BIN)/python tests/benchmarks/packing.py --out build/bench
 	$(BIN)/python tests/benchmarks/streaming.py --out build/bench
+	$(BIN)/python tests/benchmarks/trainer.py --out build/bench
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -169,6 +169,19 @@ def test_a_kill_in_a_checkpoint_leaves_the_last_whole_one(pool: Pool, tmp_path: 
     assert pool.run(2, found, tmp_path) == [(step, [name_of(step)])] * 2
 
 
+def test_a_rank_of_a_killed_run_that_still_writes_spoils_nothing(tmp_path: Path) -> None:
+    late = Checkpoints(tmp_path)
+    checkpoints, model, optimizer = trained(tmp_path)
+    (tmp_path / f"{name_of(1)}{late._suffix}").mkdir()
+    (tmp_path / f"{name_of(1)}{late._suffix}" / "__0_0.distcp").write_text("half of a file")
+    checkpoints.save(1, model, optimizer, {"step": 1})
+    checkpoints.wait()
+    assert {path.name for path in (tmp_path / name_of(1)).iterdir()} == {".metadata", "__0_0.distcp", "about.json"}
+    assert checkpoints.load(model, optimizer) is not None
+    trained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name_of(1)]
+
+
 def test_a_model_of_another_shape_is_refused(tmp_path: Path) -> None:
     checkpoints, model, optimizer = trained(tmp_path)
     checkpoints.save(1, model, optimizer, {"step": 1})

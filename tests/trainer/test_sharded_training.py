@@ -15,6 +15,7 @@ from tests.trainer.recorder import Recorder
 from tests.trainer.steps import Step, make_step, random_samples
 
 import packhouse.trainer
+from packhouse.trainer.flops import step_flops
 from packhouse.trainer.log import StepLog, quiet
 from packhouse.trainer.model import InternLM2, ModelConfig
 from packhouse.trainer.optim import TrainConfig, make_optimizer
@@ -22,7 +23,7 @@ from packhouse.trainer.parallel import ModeName, build, make_groups, parallelize
 from packhouse.trainer.parallel.collectives import own_part
 from packhouse.trainer.parallel.shard import whole_parameter
 from packhouse.trainer.parallel.vocab_loss import vocab_parallel_cross_entropy
-from packhouse.trainer.step import micro_batches, micro_loss
+from packhouse.trainer.step import count_step, micro_batches, micro_loss
 from packhouse.trainer.train import train
 from packhouse.trainer.zero import SharedAdamW, deal_out
 
@@ -155,6 +156,21 @@ def test_bfloat16_computes_narrow_on_wide_weights_near_the_wide_losses(
         assert losses == pytest.approx(wide, abs=0.02)
         assert weights == {torch.float32}
         assert computed == {torch.bfloat16}
+
+
+def counted(name: ModeName, tp: int, wp: int | None) -> tuple[float, float]:
+    """Operations of a step as a rank knows them, and of its own packs; each data rank's segments differ."""
+    model = build(SHAPE, make_groups(tp, wp), name)
+    rank = model.groups.data.rank
+    data, labels = make_step([random_samples([16 - 5 * rank, 5 * rank or 16], 64)], 32)
+    counts = count_step(labels, model, "token", data["cu_seqlens"])
+    return counts.flops, step_flops(SHAPE, data["cu_seqlens"])
+
+
+def test_operations_are_those_of_all_data_ranks_segments(pool: Pool) -> None:
+    found = pool.run(4, counted, "isp", 2, 4)
+    assert found[0][1] != found[2][1]
+    assert {total for total, _ in found} == {found[0][1] + found[2][1]}
 
 
 def vocab_loss() -> None:

@@ -152,7 +152,8 @@ def loader(
 ) -> Loader:
     """Return a ``Loader`` whose ``workers`` processes, which stay for later loops, read ahead; 0 reads in this one.
 
-    At most ``prefetch_bytes`` of packs, at 24 bytes a token, wait in all workers together. A batch that does not come
+    At most ``prefetch_bytes`` of packs, at 24 bytes a token, wait in all workers together. Rows of layout ``padded``,
+    and what a function returns, may be larger than their packs: take less for them. A batch that does not come
     within ``timeout`` seconds is an error that names it. ``log`` is this rank's ledger, a file to append to; see
     ``packhouse plan audit``. Raises ``InvalidRequest`` where ``prefetch_bytes`` does not hold a step for each worker.
     """

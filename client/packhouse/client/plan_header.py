@@ -9,7 +9,7 @@ from packhouse.client.format import FileInfo, Receipt
 from packhouse.client.wire import PlanReport, PlanSpec
 
 PLAN_FORMAT = 2
-ALGORITHM = 2
+ALGORITHM = 3
 """Version of what makes packs from lengths: any change of a plan's content must raise it."""
 
 

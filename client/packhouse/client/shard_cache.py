@@ -255,7 +255,10 @@ def _note_use(path: Path) -> None:
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _entry(info: os.stat_result) -> Entry:

@@ -39,7 +39,7 @@ class JobSpec(Wire):
     """What a document of a .txt file is: the whole file, or what stands between blank lines."""
     template: str | None = None
     """Chat template as Jinja text, or the name of a built-in one; None uses the tokenizer's own."""
-    template_date: date | None = None
+    template_date: Annotated[date, Field(strict=False)] | None = None
     """The day that a template is told when it asks for today's; None means 2025-01-01."""
     control_tokens: Literal["text", "allow", "reject"] | None = None
     """What a control token written inside a record does: it is encoded as plain text, it is the token, or the record is

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -55,8 +56,10 @@ class Checkpoints:
         if self._rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(f"*{UNFINISHED}"):
-                shutil.rmtree(left)
-        self._barrier()
+                # A rank of the killed run may still be writing; what it leaves is for the next sweep.
+                shutil.rmtree(left, ignore_errors=True)
+        # Its own folders: what such a rank still writes must not end up in a checkpoint of this run.
+        self._suffix = f".{self._as_rank_0(uuid4().hex[:8])}{UNFINISHED}"
 
     def save(
         self, step: int, model: ShardedModel, optimizer: torch.optim.Optimizer, data_state: Mapping[str, Any]
@@ -135,7 +138,7 @@ class Checkpoints:
 
     def _write(self, step: int, state: "State", about: dict[str, Any]) -> None:
         final = self.folder / name_of(step)
-        unfinished = final.with_name(final.name + UNFINISHED)
+        unfinished = final.with_name(final.name + self._suffix)
         writer = FileSystemWriter(unfinished, sync_files=True)
         with _alone_is_fine():
             save(_placed(state), storage_writer=writer, process_group=self._group)
@@ -145,13 +148,9 @@ class Checkpoints:
             _sync_folder(self.folder)
             for old in self._finished()[: -self.keep]:
                 # Renamed first, so that a kill in the middle leaves nothing that looks whole.
-                doomed = old.with_name(old.name + UNFINISHED)
+                doomed = old.with_name(old.name + self._suffix)
                 old.rename(doomed)
                 shutil.rmtree(doomed)
-
-    def _barrier(self) -> None:
-        if self._group is not None:
-            dist.barrier(group=self._group)
 
     def _of_all_ranks(self, value: str | None) -> list[str | None]:
         values: list[str | None] = [value]

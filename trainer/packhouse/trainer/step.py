@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from packhouse.client.layouts import load_micro_batch, packed_data_normalizer
+from packhouse.trainer.flops import step_flops
 from packhouse.trainer.loss import count_trained_tokens
 from packhouse.trainer.parallel.collectives import all_gather, all_reduce
 from packhouse.trainer.parallel.groups import Group
@@ -27,19 +28,26 @@ class StepCounts:
     divisors: list[int]
     trained: int
     """Trained tokens of the whole step, on all ranks."""
+    flops: float = 0.0
+    """Operations of the whole step, on all ranks: segments, and with them attention, differ between data ranks."""
 
 
-def count_step(labels: Tensor, sharded: ShardedModel, reduction: Reduction) -> StepCounts:
-    """Count over all data ranks; `labels` (micro_num, T) are this rank's. Collective.
+def count_step(
+    labels: Tensor, sharded: ShardedModel, reduction: Reduction, cu_seqlens: Sequence[Tensor] = ()
+) -> StepCounts:
+    """Count over all data ranks; `labels` (micro_num, T) and `cu_seqlens` are this rank's. Collective.
 
     "token": every trained token of the step weighs the same. "micro_batch": the mean over the micro-batches that train
     anything of each one's own mean, as InternEvo has it. Both are already the average over data parallelism.
     """
     own = [count_trained_tokens(row) for row in labels]
     device = next(sharded.model.parameters()).device
-    totals = torch.tensor([sum(own), sum(count > 0 for count in own)], device=device)
-    trained, filled = all_reduce(totals, sharded.groups.data).tolist()
-    return StepCounts([trained if reduction == "token" else count * filled for count in own], trained)
+    flops = step_flops(sharded.model.config, cu_seqlens)
+    # In float64, which holds the counts exactly, and operations that int64 would not hold.
+    totals = torch.tensor([sum(own), sum(count > 0 for count in own), flops], dtype=torch.float64, device=device)
+    trained, filled, flops = all_reduce(totals, sharded.groups.data).tolist()
+    divisors = [int(trained if reduction == "token" else count * filled) for count in own]
+    return StepCounts(divisors, int(trained), flops)
 
 
 def accumulate_gradients(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from packhouse.client.errors import Mismatch
 from packhouse.client.pack import IGNORE
-from packhouse.trainer.flops import peak_flops, step_flops
+from packhouse.trainer.flops import peak_flops
 from packhouse.trainer.log import Sink, StepLog, print_step, quiet
 from packhouse.trainer.model import InternLM2
 from packhouse.trainer.optim import TrainConfig, learning_rate, make_optimizer
@@ -18,6 +18,7 @@ from packhouse.trainer.parallel import plain
 from packhouse.trainer.parallel.collectives import all_reduce
 from packhouse.trainer.parallel.sharded import ShardedModel
 from packhouse.trainer.step import (
+    StepCounts,
     accumulate_gradients,
     count_step,
     gradient_norm,
@@ -62,8 +63,8 @@ def train(
         step = int(data.get("step", count))
         if step >= config.steps:
             break
-        loss, norm, trained, skipped = run_step(sharded, optimizer, config, data, labels, step)
-        rates, mfu = meter.read(data["cu_seqlens"], labels.numel(), trained)
+        loss, norm, counts, skipped = run_step(sharded, optimizer, config, data, labels, step)
+        rates, mfu = meter.read(labels.numel(), counts)
         entry = StepLog(step, loss, norm, learning_rate(config, step), *rates, skipped, mfu)
         log(entry)
         logs.append(entry)
@@ -85,19 +86,15 @@ class _Meter:
 
     def __init__(self, sharded: ShardedModel, clock: Callable[[], float]) -> None:
         self._sharded, self._clock, self._last = sharded, clock, clock()
-        self._device = next(sharded.model.parameters()).device
-        self._peak = peak_flops(self._device)
+        self._peak = peak_flops(next(sharded.model.parameters()).device)
 
-    def read(self, cu_seqlens: Sequence[Tensor], tokens: int, trained: int) -> tuple[tuple[float, float], float]:
-        """Tokens and trained tokens per second, and MFU, of a step; `tokens` is this rank's count, `trained` all's."""
+    def read(self, tokens: int, counts: StepCounts) -> tuple[tuple[float, float], float]:
+        """Tokens and trained tokens per second, and MFU, of a step; `tokens` is this rank's count."""
         now = self._clock()
         seconds, self._last = now - self._last, now
         groups = self._sharded.groups
-        # Segments differ between data ranks, and with them the operations.
-        own = torch.tensor(step_flops(self._sharded.model.config, cu_seqlens), dtype=torch.float64, device=self._device)
-        flops = float(all_reduce(own, groups.data)) if self._peak else 0.0
-        mfu = flops / (seconds * (self._peak or 1.0) * groups.world.size)
-        return (tokens * groups.data.size / seconds, trained / seconds), mfu
+        mfu = counts.flops / (seconds * self._peak * groups.world.size) if self._peak else 0.0
+        return (tokens * groups.data.size / seconds, counts.trained / seconds), mfu
 
 
 def run_step(
@@ -107,11 +104,11 @@ def run_step(
     data: dict[str, Any],
     labels: Tensor,
     step: int,
-) -> tuple[float, float, int, str]:
-    """One step: its loss, the norm of its gradient, its trained tokens and, if it was skipped, why. Collective."""
+) -> tuple[float, float, StepCounts, str]:
+    """One step: its loss, the norm of its gradient, what was counted and, if it was skipped, why. Collective."""
     check_vocabulary(data["input_ids"], labels, sharded.model.config.vocab_size, step)
     sharded.model.zero_grad()
-    counts = count_step(labels, sharded, config.loss_reduction)
+    counts = count_step(labels, sharded, config.loss_reduction, data["cu_seqlens"])
     losses = accumulate_gradients(sharded, data, labels, counts.divisors, bf16=config.bf16)
     sum_gradients(sharded)
     norm = gradient_norm(sharded)
@@ -127,7 +124,7 @@ def run_step(
         skipped = "no trained token"
     else:
         update(sharded, optimizer, learning_rate(config, step), config.clip_norm, norm)
-    return loss, norm, counts.trained, skipped
+    return loss, norm, counts, skipped
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """A plan's packs, part by part: cut out of the packing, measured, and written, one part ahead of the next."""
 
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -15,10 +14,8 @@ from packhouse.client.wire import PlanSpec
 from packhouse.worker.packing.measure import Measures
 from packhouse.worker.packing.segments import Int32, Packing, costs
 
-PART_SEGMENTS = 1 << 21
+PART_SEGMENTS = 1 << 19
 """Segments of a part, about; a step is never cut."""
-AHEAD = 2
-"""Parts that may wait to be written."""
 
 
 def steps_per_part(packing: Packing, spec: PlanSpec) -> int:
@@ -36,14 +33,15 @@ def write_parts(
     """
     files: list[FileInfo] = []
     with ThreadPoolExecutor(1) as writer:
-        pending: deque[Future[FileInfo]] = deque()
+        pending: Future[FileInfo] | None = None
         for number, table in enumerate(_tables(packing, lengths, measures.spec)):
+            if pending is not None:
+                files.append(pending.result())
             if store is not None:
-                pending.append(writer.submit(_write, store, part_path(plan_id, number), table))
+                pending = writer.submit(_write, store, part_path(plan_id, number), table)
             measures.add(table, cut=packing.cutting)
-            while len(pending) >= AHEAD:
-                files.append(pending.popleft().result())
-        files.extend(future.result() for future in pending)
+        if pending is not None:
+            files.append(pending.result())
     return tuple(files)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from packhouse.client.store import Store
 from packhouse.client.wire import Preview, PreviewPiece, PreviewSample, PreviewSpec, Rejected
 from packhouse.worker.engines import Encoder
-from packhouse.worker.recipe import TokenizerContent, resolve
+from packhouse.worker.recipe import TokenizerContent, load_tokenizer, resolve
 from packhouse.worker.samples import Samples
 from packhouse.worker.sources import expand
 from packhouse.worker.tokenize import Toolkit, tokenize
@@ -26,7 +26,7 @@ def preview(spec: PreviewSpec, store: Store) -> Preview:
     first = first_records(files, job.documents) if job.format is None else []
     resolved = resolve(job, store, first)
     recipe = resolved.recipe_
-    content = TokenizerContent.load(store, recipe.tokenizer)
+    content, _ = load_tokenizer(job.tokenizer)
     toolkit = Toolkit(recipe, content, fast=False, encoder=_encoder(content))
     samples = tokenize(b"\n".join(first_lines(files[0], job.documents, spec.records)), toolkit)
     return Preview(

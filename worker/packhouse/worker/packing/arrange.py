@@ -127,9 +127,8 @@ def in_steps(packing: Packing, lengths: Int32, spec: PlanSpec) -> Packing:
     if grouped:
         return packing.take(by_rank(packing.packs, spec.ranks, spec.micro_batches))
     if spec.strategy == "balanced":
-        whole = np.zeros(packing.packs, np.int64)
-        whole[: len(cost)] = cost[: packing.packs]
-        return packing.take(assign_ranks(whole, spec.ranks, spec.micro_batches))
+        cost = np.append(cost, np.zeros(packing.packs - len(cost), np.int64)) if over else cost
+        return packing.take(assign_ranks(cost[: packing.packs], spec.ranks, spec.micro_batches))
     return packing
 
 

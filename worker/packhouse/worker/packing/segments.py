@@ -60,13 +60,22 @@ class Packing:
 
     def take(self, rows: Int64) -> "Packing":
         """Return the packs ``rows`` in their order; -1 stands for an empty pack."""
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(np.where(rows < 0, 0, np.diff(self.offsets, append=self.offsets[-1])[rows]), out=offsets[1:])
+        offsets = _offsets(self.offsets, rows)
         sample = _taken(self.sample, self.offsets, rows, offsets)
         if self.start is None or self.length is None:
             return Packing(offsets, sample, pieces=self.pieces)
         start, length = (_taken(column, self.offsets, rows, offsets) for column in (self.start, self.length))
         return Packing(offsets, sample, start, length)
+
+
+@compiled
+def _offsets(offsets: Int64, rows: Int64) -> Int64:
+    to = np.zeros(len(rows) + 1, np.int64)
+    for i in range(len(rows)):
+        to[i + 1] = to[i]
+        if rows[i] >= 0:
+            to[i + 1] += offsets[rows[i] + 1] - offsets[rows[i]]
+    return to
 
 
 @compiled
