@@ -57,6 +57,7 @@ def test_two_plans_are_compared(capsys: Output, cached: Job) -> None:
     ("arguments", "words"),
     [
         (["diff", "a"], "compares two plans, not 1"),
+        (["export", "a"], "writes one plan to a folder"),
         (["diff", "0" * 32, "1" * 32], "no plan"),
         (["0" * 32], "pack_length"),
         (["0" * 32, "--pack-length", "8", "--weight", "1", "--weight", "2"], "2 weights for 1"),
@@ -65,3 +66,10 @@ def test_two_plans_are_compared(capsys: Output, cached: Job) -> None:
 def test_wrong_requests_say_what_to_do(capsys: Output, arguments: list[str], words: str) -> None:
     assert main(["plan", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_told(capsys: Output, cached: Job, tmp_path: Path) -> None:
+    plan = answer(capsys, str(cached.dataset), "--pack-length", "128")
+    (tmp_path / "file").touch()
+    assert main(["plan", "export", plan["id"], str(tmp_path / "file" / "folder")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.client import kernel as kernels
+from packhouse.client.digest import digest_bytes
 from packhouse.client.errors import Damaged, InvalidRequest, NotFound
 from packhouse.client.format import data_path
 from packhouse.client.kernel import KernelName
@@ -179,6 +180,22 @@ def test_the_shards_used_last_stay_open(memory_store: Memory, write_dataset: Wri
     shards = OpenShards(store, plan.header.datasets[0].shards)
     with pytest.raises(NotFound):
         shards.need(np.array([1]))
+
+
+def test_a_shard_that_is_opened_again_is_not_read_whole_again(
+    memory_store: Memory, write_dataset: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = memory_store()
+    plan = build(store, [write_dataset(store, [[1], [2]], rows_per_shard=1)], pack_length=2)
+    shards, read = OpenShards(store, plan.header.datasets[0].shards, limit=1), []
+    monkeypatch.setattr("packhouse.client.format.digest_bytes", lambda data: read.append(0) or digest_bytes(data))
+    for number in (0, 1, 0, 1):
+        shards.need(np.array([number]))
+        assert shards[number].input_ids.tolist() == [number + 1]
+    assert len(read) == 2
+    store.files.update({key: data[:-1] for key, data in store.files.items()})
+    with pytest.raises(Damaged, match="its manifest says"):
+        shards.need(np.array([0]))
 
 
 @pytest.mark.parametrize("kernel", ["auto", "numba", "numpy"])

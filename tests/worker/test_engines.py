@@ -1,6 +1,7 @@
 """Engines: the fast one is used where it is right, found out where it is not, and never wins over the truth."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -242,3 +243,14 @@ def test_normalizers_are_told_apart() -> None:
         is None
     )
     assert normalizes({"normalizer": {"type": "NFKC"}}) is None
+
+
+def test_gigatoken_needs_no_awkward_arrays(monkeypatch: pytest.MonkeyPatch, tokenizer_dir: Path) -> None:
+    """Where awkward cannot be imported, gigatoken gives a list of rows in place of one array."""
+    engine = GigatokenEngine((tokenizer_dir / "tokenizer.json").read_text())
+    texts = ["", "def f(x):\n    return x", "", "héé 😀"]
+    whole = engine.encode(texts)
+    monkeypatch.setitem(sys.modules, "awkward", None)
+    rows = engine.encode(texts)
+    assert rows.ids.tolist() == whole.ids.tolist()
+    assert rows.offsets.tolist() == whole.offsets.tolist()

@@ -216,5 +216,6 @@ def test_a_plan_goes_out_as_a_preset_and_comes_back(tmp_path: Path, memory_store
     again = build_plan(store, spec.model_copy(update={"strategy": "preset", "preset": digest}))
     brought = PlanFile.open(store, again.id).packs
     assert [column.tolist() for column in brought.arrays()] == [column.tolist() for column in packs.arrays()]
+    assert (again.report.samples, again.report.split_samples) == (6, 1)
     with pytest.raises(InvalidRequest, match="the preset's longest pack has 8 tokens, for pack_length 7"):
         build_plan(store, spec.model_copy(update={"strategy": "preset", "preset": digest, "pack_length": 7}))

@@ -47,10 +47,13 @@ def export_preset(plan: PlanSource, folder: Path, paths: list[str] | None = None
     columns = [path, packs.sample - bounds[path], chars, chars, packs.start, packs.start + packs.length]
     boundaries = np.unique(packs.offsets)
     arrays = boundaries, np.stack(columns, axis=1).astype(np.int64), np.arange(len(boundaries) - 1)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, array in zip((FILES[0], FILES[1], FILES[3]), arrays, strict=True):
-        np.save(folder / name, array)
-    (folder / FILES[2]).write_text(json.dumps(names))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in zip((FILES[0], FILES[1], FILES[3]), arrays, strict=True):
+            np.save(folder / name, array)
+        (folder / FILES[2]).write_text(json.dumps(names), encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"the folder {str(folder)!r} cannot be written ({error})", "name another one") from None
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

@@ -31,7 +31,7 @@ class ShardIndex:
 
 
 class OpenShards:
-    """The shards used last, open; one is checked against its receipt when it is opened.
+    """The shards used last, open; one is checked against its receipt when it is first opened.
 
     ``table`` is int64 (shards, 4): the addresses of a shard's offsets, ids and mask bits, and the bytes of an id; all 0
     while it is closed, the mask's 0 where every token is trained. They hold until the next call of ``need``.
@@ -44,6 +44,7 @@ class OpenShards:
         self._limit = limit
         self._open: dict[int, Shard] = {}
         self._used = np.zeros(len(receipts), np.int64)
+        self._checked = np.zeros(len(receipts), np.bool_)
         self._clock = 0
 
     def __getitem__(self, number: int) -> Shard:
@@ -64,7 +65,7 @@ class OpenShards:
         if missing and over > 0:
             self._close(over)
         for number in missing:
-            shard = self._open[number] = self._read(self._receipts[number])
+            shard = self._open[number] = self._read(number)
             mask = 0 if shard.mask_bits is None else shard.mask_bits.ctypes.data
             self.table[number] = shard.offsets.ctypes.data, shard.input_ids.ctypes.data, mask, shard.input_ids.itemsize
 
@@ -74,12 +75,15 @@ class OpenShards:
             del self._open[number]
             self.table[number] = 0
 
-    def _read(self, receipt: Receipt) -> Shard:
+    def _read(self, number: int) -> Shard:
+        receipt, forget = self._receipts[number], getattr(self._store, "forget", None)
         try:
-            return read_shard(self._store, receipt)
+            shard = read_shard(self._store, receipt, checked=bool(self._checked[number]))
         except Damaged:
             # A folder of fetched shards may hold one that has been built again since, in other bytes.
-            forget = getattr(self._store, "forget", None)
             if forget is None or not forget(receipt):
                 raise
-            return read_shard(self._store, receipt)
+            shard = read_shard(self._store, receipt)
+        # What a cache fetches anew, once it was removed, are other bytes; what a store holds under a key stays.
+        self._checked[number] = forget is None
+        return shard

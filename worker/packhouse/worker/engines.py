@@ -107,7 +107,7 @@ class GigatokenEngine:
             self._load()
         self._bytes += sum(map(len, texts))
         made = self._tokenizer.encode_batch(list(texts), parallel=False)
-        if isinstance(made, list):  # seen in workers that started beside one that was killed: rows, and no array
+        if isinstance(made, list):  # where awkward cannot be imported, say because a cancel cut its import off
             return _flat(made)
         offsets = np.asarray(made.layout.offsets.data, np.int64)
         ids = np.asarray(made.layout.content.data)[offsets[0] : offsets[-1]]

@@ -106,7 +106,8 @@ def _preset(
         )
     packing = joined([packs] * spec.epochs, lengths)
     names = ("zero_length", "truncated_samples", "truncated_tokens", "dropped_samples")
-    counts = {"samples": len(packing.sample), "tokens": int(tokens.sum(dtype=np.int64)) * spec.epochs}
+    begun = len(packing.sample) if packing.start is None else int(np.count_nonzero(packing.start == 0))
+    counts = {"samples": begun, "tokens": int(tokens.sum(dtype=np.int64)) * spec.epochs}
     return in_steps(packing, lengths, spec), dict.fromkeys(names, 0) | counts
 
 

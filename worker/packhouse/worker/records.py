@@ -1,5 +1,6 @@
 """Records: from the lines of a block to texts and chats, with a reason for each one kept out."""
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -58,11 +59,11 @@ def lines(data: bytes) -> Iterator[Line]:
     bytes alone, and not on where in which source it stands.
     """
     offset = 0
-    for row, line in enumerate(data.split(b"\n")):
-        text = line.removeprefix(_BOM)
+    for row, line in enumerate(io.BytesIO(data)):  # one line at a time in memory, and the block itself not copied
+        text = line.removeprefix(_BOM).removesuffix(b"\n")
         if text.strip():
-            yield Line(row, offset + len(line) - len(text), text)
-        offset += len(line) + 1
+            yield Line(row, offset + (len(_BOM) if line.startswith(_BOM) else 0), text)
+        offset += len(line)
 
 
 def parse(line: bytes) -> dict[str, Any]:
