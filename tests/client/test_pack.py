@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -187,12 +188,12 @@ def test_a_shard_that_is_opened_again_is_not_read_whole_again(
 ) -> None:
     store = memory_store()
     plan = build(store, [write_dataset(store, [[1], [2]], rows_per_shard=1)], pack_length=2)
-    shards, read = OpenShards(store, plan.header.datasets[0].shards, limit=1), []
-    monkeypatch.setattr("packhouse.client.format.digest_bytes", lambda data: read.append(0) or digest_bytes(data))
+    shards, read = OpenShards(store, plan.header.datasets[0].shards, limit=1), Mock(side_effect=digest_bytes)
+    monkeypatch.setattr("packhouse.client.format.digest_bytes", read)
     for number in (0, 1, 0, 1):
         shards.need(np.array([number]))
         assert shards[number].input_ids.tolist() == [number + 1]
-    assert len(read) == 2
+    assert read.call_count == 2
     store.files.update({key: data[:-1] for key, data in store.files.items()})
     with pytest.raises(Damaged, match="its manifest says"):
         shards.need(np.array([0]))

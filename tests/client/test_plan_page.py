@@ -45,3 +45,13 @@ def test_the_page_tells_the_plan(plan: Plan) -> None:
 def test_names_are_escaped(plan: Plan) -> None:
     hostile = plan.model_copy(update={"spec": plan.spec.model_copy(update={"datasets": ["<script>alert(1)</script>"]})})
     assert "<script>alert" not in page(hostile)
+
+
+def test_a_step_is_as_wide_as_its_run_and_a_padded_last_one_stays_on_the_picture(plan: Plan) -> None:
+    one = plan.report.cost.model_copy(update={"steps": [0], "low": [0.5], "mean": [1.0], "high": [1.5]})
+    two = one.model_copy(update={"steps": [0, 7], "low": [0.9, 0.0], "mean": [1.0, 0.2], "high": [1.1, 0.4]})
+    for curve, places in ((one, ["48.0", "680.0"]), (two, ["48.0", "364.0", "364.0", "680.0"])):
+        text = page(plan.model_copy(update={"report": plan.report.model_copy(update={"cost": curve})}))
+        line = text.split('class="mean" points="')[1].split('"')[0]
+        assert [point.split(",")[0] for point in line.split()] == places
+        assert all(0 <= float(point.split(",")[1]) <= 192 for point in line.split())

@@ -113,6 +113,21 @@ def test_weighted_datasets_are_drawn_as_asked_and_spread_evenly(
     assert abs(ahead).max() < 1
 
 
+@pytest.mark.parametrize(("tail", "steps"), [("pad", 3), ("drop", 2)])
+def test_groups_of_balanced_mixtures_that_do_not_fill_a_step_follow_the_tail(
+    memory_store: Make, write_dataset: Make, tail: Any, steps: int
+) -> None:
+    store = memory_store()
+    datasets = [write_dataset(store, [[1] * 8] * count) for count in (6, 4)]  # 3 and 2 groups of 2 full packs
+    fields: dict[str, Any] = {"strategy": "balanced", "ranks": 2, "micro_batches": 2, "dataset_epochs": [1, 1]}
+    report = build_plan(store, PlanSpec(datasets=datasets, pack_length=8, tail=tail, **fields)).report
+    assert (report.steps, report.tokens, report.dropped_tokens) == (
+        steps,
+        64 + 16 * (tail == "pad"),
+        80 - report.tokens,
+    )
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_any_number_of_workers_and_any_build_give_the_same_bytes(
     tmp_path: Path, write_dataset: Make, executor: Executor, strategy: Strategy

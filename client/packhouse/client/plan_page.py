@@ -16,7 +16,7 @@ STYLE = """
 body{margin:0 auto;max-width:760px;padding:24px 16px 48px;background:var(--paper);color:var(--ink);
 font:15px/1.5 system-ui,sans-serif}
 h1{font-size:22px;margin:0}h2{font-size:16px;margin:32px 0 8px}p,figcaption{color:var(--soft);margin:4px 0}
-code{overflow-wrap:anywhere}figure{margin:0}svg{width:100%;min-width:540px;height:auto;display:block}
+code{overflow-wrap:anywhere}figure{margin:0}svg{width:100%;height:auto;display:block}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(200px,40%),1fr));gap:12px;margin:20px 0}
 .cards div{background:var(--card);border-radius:8px;padding:12px}.cards b{display:block;font-size:20px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%}
@@ -24,6 +24,7 @@ th,td{padding:4px 12px 4px 0;border-bottom:1px solid var(--line);text-align:righ
 th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere;min-width:9em}th{font-weight:600}
 svg text{fill:var(--soft);font-size:12px}.axis{stroke:var(--line)}.bar,.dot{fill:var(--bar)}.band{fill:var(--band)}
 .mean{fill:none;stroke:var(--bar);stroke-width:1.5}
+@media(max-width:600px){svg text{font-size:15px}svg .count{display:none}}
 """
 
 
@@ -141,7 +142,9 @@ def _bars(histogram: Histogram, name: object) -> str:
         )
         if count:
             y = HEIGHT - BOTTOM - tall - 4
-            bars.append(f'<text x="{x + step / 2:.1f}" y="{y:.1f}" text-anchor="middle">{_short(count)}</text>')
+            bars.append(
+                f'<text x="{x + step / 2:.1f}" y="{y:.1f}" class="count" text-anchor="middle">{_short(count)}</text>'
+            )
     return _picture("".join(bars), [(0.0, "0"), (1.0, _short(most))])
 
 
@@ -181,8 +184,7 @@ def _picture(shapes: str, marks: Sequence[tuple[float, str]]) -> str:
             f'<line class="axis" x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
         )
-    picture = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(lines)}{shapes}</svg>'
-    return f'<div class="scroll">{picture}</div>'
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(lines)}{shapes}</svg>'
 
 
 def _short(count: float) -> str:

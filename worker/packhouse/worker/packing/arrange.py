@@ -127,7 +127,8 @@ def in_steps(packing: Packing, lengths: Int32, spec: PlanSpec) -> Packing:
     if grouped:
         return packing.take(by_rank(packing.packs, spec.ranks, spec.micro_batches))
     if spec.strategy == "balanced":
-        cost = np.append(cost, np.zeros(packing.packs - len(cost), np.int64)) if over else cost
+        if over and spec.tail == "pad":
+            cost = np.append(cost, np.zeros(width - over, np.int64))
         return packing.take(assign_ranks(cost[: packing.packs], spec.ranks, spec.micro_batches))
     return packing
 
