@@ -51,7 +51,7 @@ def tokens_of(plan: PlanFile) -> Counter[tuple[int, int]]:
     return Counter((s, t) for s, a, n in zip(*columns, strict=True) for t in range(a, a + n))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     one=st.lists(st.integers(0, 30), min_size=2, max_size=25),
     two=st.lists(st.integers(1, 9), min_size=1, max_size=9),
@@ -191,7 +191,7 @@ def test_labels_that_the_meta_does_not_tell_are_null_and_bounded(memory_store: M
     assert (decode_steps(plan.slice(0, 7, 0, 1)).step_trained_tokens == plan.table.trained_tokens).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     masks=st.lists(st.lists(st.integers(0, 1), max_size=14), min_size=1, max_size=20).filter(any),
     strategy=st.sampled_from(STRATEGIES),
