@@ -133,7 +133,7 @@ def test_bad_addresses(http: httpx.Client, method: str, path: str, status: int, 
     ("changes", "status", "kind", "words"),
     [
         ({"datasets": [NOTHING]}, 404, "not-found", [NOTHING]),
-        ({"datasets": ["../../x"]}, 422, "invalid-request", ["../../x"]),
+        ({"datasets": ["../../x"]}, 404, "not-found", ["../../x"]),
         ({"datasets": []}, 422, "invalid-request", ["body.datasets"]),
         ({"pack_length": 0}, 422, "invalid-request", ["body.pack_length"]),
         ({"colour": 1}, 422, "invalid-request", ["body.colour"]),

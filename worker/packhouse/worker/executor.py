@@ -24,6 +24,10 @@ _WORKER_ENVIRONMENT = {
 }
 
 
+PATIENCE_SECONDS = 2.0
+"""How long a cancelled task may take to end by itself."""
+
+
 class WorkerDied(Exception):
     """The process that ran a task is gone: killed, out of memory, or its node was lost."""
 
@@ -106,10 +110,24 @@ class Executor:
         except exceptions.RayError as error:
             raise Unavailable(f"Ray lost a task ({str(error).splitlines()[0]})", "submit the job again") from None
 
-    def cancel(self, tasks: Sequence[Task]) -> None:
-        """Interrupt tasks: queued ones never start, running ones end at their next Python instruction."""
+    def cancel(self, tasks: Sequence[Task]) -> bool:
+        """End tasks in some seconds; return whether a process had to be killed for it.
+
+        Queued ones never start, running ones are interrupted at their next Python instruction. Ray loses the interrupt
+        of a task that is only starting, and one in a long native call does not see it: those lose their process.
+        """
         for task in tasks:
             self._ray.cancel(task)
+        left = self._unfinished(tasks, PATIENCE_SECONDS)
+        for task in left:
+            self._ray.cancel(task, force=True)
+        self._unfinished(left, PATIENCE_SECONDS)
+        return bool(left)
+
+    def _unfinished(self, tasks: Sequence[Task], timeout: float) -> list[Task]:
+        if not tasks:
+            return []
+        return list(self._ray.wait(list(tasks), num_returns=len(tasks), timeout=timeout, fetch_local=False)[1])
 
     def _count_cpus(self) -> int:
         return int(self._ray.cluster_resources().get("CPU", 0))

@@ -131,8 +131,7 @@ class _Run:
             error.blocks = self._places(blocks)
             raise
         finally:
-            self.executor.cancel(list(self.running))
-            if self.deaths:
+            if self.executor.cancel(list(self.running)) or self.deaths:
                 self.store_sweep()
             self._tell(self._phase, force=True)
 
