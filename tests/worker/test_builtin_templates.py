@@ -14,7 +14,7 @@ from packhouse.client.wire import JobSpec
 from packhouse.worker.builtin_templates import BUILT_IN
 from packhouse.worker.forms import chat_of_form, field_names, recognise
 from packhouse.worker.recipe import resolve
-from packhouse.worker.records import chat_of
+from packhouse.worker.records import chat_from
 from packhouse.worker.render import ChatTemplate
 from packhouse.worker.tokenize import Toolkit
 
@@ -35,7 +35,7 @@ def rendered(name: str, *turns: tuple[str, str]) -> str:
     template = ChatTemplate(BUILT_IN[name], SPECIAL)
     template.prove()
     assert template.fast is not None, template.reason
-    return template.render(chat_of({"m": [{"role": role, "content": text} for role, text in turns]}, "m"))[0]
+    return template.render(chat_from([{"role": role, "content": text} for role, text in turns], None))[0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from packhouse.client.wire import Form, JobSpec
 from packhouse.worker.forms import chat_of_form, field_names, recognise, recognise_all, text_of_form, tokens_of
 from packhouse.worker.loss import trained
 from packhouse.worker.recipe import resolve
-from packhouse.worker.records import BadRecord, Chat, chat_of
+from packhouse.worker.records import BadRecord, Chat
 
 ASKED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
@@ -179,14 +179,16 @@ def test_ids_that_cannot_be_right_are_refused(record: dict[str, Any], reason: st
 )
 def test_b097_a_rule_says_which_answers_are_trained(roles: str, rule: str, expected: list[bool]) -> None:
     names = {"u": "user", "a": "assistant", "t": "tool"}
-    chat = chat_of({"m": [{"role": names[one], "content": "x"} for one in roles if one in names]}, "m")
+    chat = read(
+        {"m": [{"role": names[one], "content": "x"} for one in roles if one in names]}, "messages", messages="m"
+    )
     assert trained(chat, rule) == expected
 
 
 @pytest.mark.parametrize("rule", ["assistant", "last_turn", "completion"])
 def test_what_a_message_says_goes_before_the_rule(rule: str) -> None:
     turns = [("user", None), ("assistant", 1), ("user", None), ("assistant", 0)]
-    chat = chat_of({"m": [{"role": role, "content": "x", "loss": loss} for role, loss in turns]}, "m")
+    chat = read({"m": [{"role": role, "content": "x", "loss": loss} for role, loss in turns]}, "messages", messages="m")
     assert trained(chat, rule) == [True, False]
 
 

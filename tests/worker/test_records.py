@@ -5,9 +5,14 @@ from typing import Any
 
 import pytest
 
-from packhouse.worker.records import BadRecord, chat_of, lines, parse, text_of
+from packhouse.worker.forms import chat_of_form
+from packhouse.worker.records import BadRecord, Chat, lines, parse, text_of
 
 SECRET = "hunter2"
+
+
+def chat_of(record: dict[str, Any], name: str) -> Chat:
+    return chat_of_form(record, "messages", {"messages": name, "tools": "tools"})
 
 
 def refused(line: bytes, field: str = "text", kind: str = "text") -> BadRecord:

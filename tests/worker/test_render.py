@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from packhouse.client.errors import InvalidRequest
 from packhouse.worker.probes import CHATS
-from packhouse.worker.records import Chat, chat_of
+from packhouse.worker.records import Chat, chat_from
 from packhouse.worker.render import ChatTemplate, TemplateError
 from packhouse.worker.renderers import FastRenderer, SlowRenderer
 
@@ -229,7 +229,7 @@ def test_white_space_control_of_the_generation_tag_is_that_of_jinja(around: str)
 @pytest.mark.parametrize("source", [plain(CHATML), marked(CHATML)])
 @pytest.mark.parametrize("content", ["\ue0f0", "a\ue0f0b\ue0f1c", "\ue0f1\ue0f0"])
 def test_private_characters_in_a_content_are_content(source: str, content: str) -> None:
-    chat = chat_of({"m": [{"role": "user", "content": content}, {"role": "assistant", "content": content}]}, "m")
+    chat = chat_from([{"role": "user", "content": content}, {"role": "assistant", "content": content}], None)
     template = ChatTemplate(source, {})
     template.prove()
     assert template.fast is not None

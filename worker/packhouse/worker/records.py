@@ -122,16 +122,6 @@ class Chat:
             yield from _strings(self.tools)
 
 
-def chat_of(record: dict[str, Any], name: str) -> Chat:
-    """Return the conversation under ``name`` (and the tools beside it); raise ``BadRecord``.
-
-    Content is a string or a list of typed parts: ``text``, ``reasoning`` and ``tool_call`` with their text under
-    ``text`` or ``value``. A zero under ``loss``, ``loss_weight`` or ``weight`` keeps an assistant message untrained.
-    """
-    items = list_of(record, name)
-    return chat_from(items, record.get("tools"))
-
-
 def list_of(record: dict[str, Any], name: str) -> list[Any]:
     """Return the list under ``name``, which is not empty; raise ``BadRecord``."""
     if name not in record:
@@ -145,7 +135,11 @@ def list_of(record: dict[str, Any], name: str) -> list[Any]:
 
 
 def chat_from(items: list[Any], tools: Any) -> Chat:
-    """Return the chat of some messages and tools; raise ``BadRecord``."""
+    """Return the chat of some messages and tools; raise ``BadRecord``.
+
+    Content is a string or a list of typed parts: ``text``, ``reasoning`` and ``tool_call`` with their text under
+    ``text`` or ``value``. A zero under ``loss``, ``loss_weight`` or ``weight`` keeps an assistant message untrained.
+    """
     messages: list[dict[str, Any]] = []
     stated: list[bool | None] = []
     for index, item in enumerate(items):
