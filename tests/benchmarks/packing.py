@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from packhouse.client.errors import InvalidRequest
-from packhouse.client.wire import PlanReport, PlanSpec
+from packhouse.client.wire_plans import PlanReport, PlanSpec
 from packhouse.worker.packing.arrange import arrange, in_steps
 from packhouse.worker.packing.measure import Measures, Samples
 from packhouse.worker.packing.mixture import draws

@@ -25,7 +25,7 @@ from rich.table import Table
 from packhouse.client.digest import digest_bytes, digest_json
 from packhouse.client.format import META_SCHEMA, FileInfo, Manifest, Receipt, manifest_path, meta_path
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 ROWS_PER_SHARD = 1 << 20

@@ -34,7 +34,7 @@ from packhouse.client.format import (
 )
 from packhouse.client.plan import PlanFile
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 
 VOCABULARY = 151_936
 TOKENS = 16_000_000

@@ -17,7 +17,8 @@ from packhouse.client.errors import Damaged, InvalidRequest, Mismatch, NotFound,
 from packhouse.client.format import META_SCHEMA, read_manifest, read_shard
 from packhouse.client.plan import PlanFile
 from packhouse.client.remote import HttpPlan, HttpStore
-from packhouse.client.wire import Job, JobSpec, JobState, Plan, PlanSpec, Problem
+from packhouse.client.wire import Job, JobSpec, JobState, Problem
+from packhouse.client.wire_plans import Plan, PlanSpec
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from packhouse.client.errors import Damaged, InvalidRequest, Mismatch, Packhouse
 from packhouse.client.format import data_path
 from packhouse.client.plan import PlanFile
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 Write = Callable[..., str]

@@ -15,7 +15,7 @@ from packhouse.client.dataset import PackedDataset
 from packhouse.client.errors import InvalidRequest, Mismatch
 from packhouse.client.plan import PlanFile
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 Write = Callable[..., str]

@@ -11,7 +11,7 @@ from packhouse.client.dataset import PackedDataset
 from packhouse.client.errors import InvalidRequest, Mismatch
 from packhouse.client.handshake import tokenizer_digest
 from packhouse.client.plan import PlanFile
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 from packhouse.worker.recipe import load_tokenizer
 

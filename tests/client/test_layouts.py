@@ -18,7 +18,7 @@ from packhouse.client.layouts import (
 )
 from packhouse.client.pack import Pack
 from packhouse.client.plan import PlanFile
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 SENTENCES = [

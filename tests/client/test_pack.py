@@ -20,7 +20,7 @@ from packhouse.client.kernel import KernelName
 from packhouse.client.pack import Pack, PackBuilder
 from packhouse.client.plan import PlanFile
 from packhouse.client.shards import OpenShards, ShardIndex
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.packing.preset import put_preset
 from packhouse.worker.plans import build_plan
 

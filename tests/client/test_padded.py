@@ -10,7 +10,7 @@ import torch
 from packhouse.client.dataset import Options, PackedDataset
 from packhouse.client.padded import padded
 from packhouse.client.plan import PlanFile
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 Memory = Callable[[], Any]

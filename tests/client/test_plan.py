@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from packhouse.client.errors import Damaged, InvalidRequest, NotFound
 from packhouse.client.plan import STEPS_SCHEMA, PlanFile, StepTable, decode_steps, plan_path
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 Write = Callable[..., str]

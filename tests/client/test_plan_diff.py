@@ -7,7 +7,7 @@ import pytest
 
 from packhouse.client.plan import PlanFile
 from packhouse.client.plan_diff import plan_diff
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 Make = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from packhouse.client.plan_page import page
-from packhouse.client.wire import Plan, PlanSpec
+from packhouse.client.wire_plans import Plan, PlanSpec
 from packhouse.worker.plans import build_plan
 
 Make = Callable[..., Any]

@@ -14,7 +14,8 @@ from packhouse.client.cli import main
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.plan_diff import plan_diff
 from packhouse.client.preset import from_zip, read_files, to_zip
-from packhouse.client.wire import Job, PlanSpec
+from packhouse.client.wire import Job
+from packhouse.client.wire_plans import PlanSpec
 
 
 def test_an_exported_plan_is_planned_again_by_the_command(

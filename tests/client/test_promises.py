@@ -25,7 +25,7 @@ from packhouse.client.pack import Pack
 from packhouse.client.plan import PlanFile
 from packhouse.client.plan_header import part_path, plan_path
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 pytestmark = [

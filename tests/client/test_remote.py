@@ -23,7 +23,7 @@ from packhouse.client.format import data_path, receipt_path
 from packhouse.client.plan import PlanFile
 from packhouse.client.remote import HttpSource
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 COMMAND = [sys.executable, "-c", "import sys; from packhouse.client.cli import main; sys.exit(main())", "serve"]

@@ -19,7 +19,7 @@ from packhouse.client.plan import PlanFile
 from packhouse.client.remote import FileSystemSource, object_store
 from packhouse.client.shard_cache import Piece, ShardCache
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 Write = Callable[..., str]

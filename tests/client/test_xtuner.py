@@ -14,7 +14,7 @@ from packhouse.client.dataset import Options, PackedDataset
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.plan import PlanFile
 from packhouse.client.sequence_context import SequenceContext, split_labels
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.client.xtuner import build_text_ctx_labels, text_collator
 from packhouse.worker.plans import build_plan
 

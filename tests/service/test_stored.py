@@ -13,7 +13,8 @@ import pytest
 from packhouse.client.digest import digest_bytes
 from packhouse.client.format import META_SCHEMA, data_path, meta_path, read_manifest, read_meta
 from packhouse.client.plan import METADATA_KEY, STEPS_SCHEMA, PlanFile, PlanHeader, decode_steps
-from packhouse.client.wire import Job, Plan
+from packhouse.client.wire import Job
+from packhouse.client.wire_plans import Plan
 
 
 @pytest.fixture

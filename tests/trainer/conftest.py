@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.plans import build_plan
 
 # On busy cores several threads of one process wait for each other longer than they compute.

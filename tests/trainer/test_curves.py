@@ -15,7 +15,8 @@ from packhouse.client.api import Client
 from packhouse.client.dataset import PackedDataset
 from packhouse.client.plan import PlanFile
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import JobSpec, PlanSpec
+from packhouse.client.wire import JobSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.trainer.log import quiet
 from packhouse.trainer.model import ModelConfig
 from packhouse.trainer.optim import TrainConfig, make_optimizer

@@ -14,7 +14,7 @@ from packhouse.client.dataset import PackedDataset
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.plan import PlanFile
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.trainer.config import CheckpointSection, DataSection, EvaluationSection, ModelSection, RunConfig
 from packhouse.trainer.optim import TrainConfig
 from packhouse.trainer.repeat import RepeatedPlan, _order

@@ -19,7 +19,7 @@ from packhouse.client.dataset import PackedDataset
 from packhouse.client.errors import InvalidRequest, Mismatch
 from packhouse.client.plan import PlanFile
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.trainer.config import EvaluationSection, RunConfig, read_config
 from packhouse.trainer.evaluate import evaluate
 from packhouse.trainer.hf import load_config, load_hf

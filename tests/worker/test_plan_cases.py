@@ -11,7 +11,7 @@ import pytest
 from packhouse.client.errors import InvalidRequest, NotFound
 from packhouse.client.pack import PackBuilder
 from packhouse.client.plan import PlanFile, decode_steps
-from packhouse.client.wire import PlanReport, PlanSpec
+from packhouse.client.wire_plans import PlanReport, PlanSpec
 from packhouse.worker.plans import build_plan
 
 Make = Callable[..., Any]
@@ -172,7 +172,7 @@ def test_a_preset_that_is_not_stored_is_not_found(build: Make) -> None:
 
 
 def test_a_cost_model_follows_from_a_models_shape() -> None:
-    from packhouse.client.wire import CostModel
+    from packhouse.client.wire_plans import CostModel
 
     model = CostModel.of_model(hidden=4096, ffn=14336, heads=32, kv_heads=8)
     assert (model.token, model.square) == (2 * 4096 + 2 * 1024 + 3 * 14336, 1)

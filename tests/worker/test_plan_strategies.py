@@ -16,7 +16,7 @@ from packhouse.client.pack import PackBuilder
 from packhouse.client.plan import PlanFile, decode_steps
 from packhouse.client.preset import export_preset, read_files
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec, Strategy
+from packhouse.client.wire_plans import PlanSpec, Strategy
 from packhouse.worker.executor import Executor
 from packhouse.worker.packing.arrange import one_pass
 from packhouse.worker.packing.mixture import Draw

@@ -8,7 +8,7 @@ import pytest
 
 from packhouse.client.errors import InvalidRequest, Unavailable
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.executor import Executor, WorkerDied
 from packhouse.worker.plan_task import build_where_it_fits
 

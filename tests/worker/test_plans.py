@@ -12,7 +12,7 @@ from packhouse.client.digest import canonical_json
 from packhouse.client.errors import InvalidRequest, NotFound
 from packhouse.client.format import data_path, manifest_path, read_manifest
 from packhouse.client.plan import PlanFile, plan_id, plan_path
-from packhouse.client.wire import CostModel, Plan, PlanReport, PlanSpec
+from packhouse.client.wire_plans import CostModel, Plan, PlanReport, PlanSpec
 from packhouse.worker.plans import build_plan
 
 Write = Callable[..., str]

@@ -13,7 +13,8 @@ from packhouse.client.errors import (
     Unavailable,
 )
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import CostModel, Job, JobSpec, Plan, PlanSpec
+from packhouse.client.wire import Job, JobSpec
+from packhouse.client.wire_plans import CostModel, Plan, PlanSpec
 
 if TYPE_CHECKING:
     from packhouse.client.batches import Loader, loader

@@ -20,18 +20,8 @@ from packhouse.client.plan import PlanFile, PlanSource
 from packhouse.client.preset import read_files, to_zip
 from packhouse.client.remote import HttpPlan, HttpStore
 from packhouse.client.store import ReadStore
-from packhouse.client.wire import (
-    Dataset,
-    Job,
-    JobSpec,
-    JobState,
-    Plan,
-    PlanSpec,
-    Preset,
-    Preview,
-    PreviewSpec,
-    Rejected,
-)
+from packhouse.client.wire import Dataset, Job, JobSpec, JobState, Preview, PreviewSpec, Rejected
+from packhouse.client.wire_plans import Plan, PlanSpec, Preset
 
 _JOBS = TypeAdapter(list[Job])
 _DATASETS = TypeAdapter(list[Dataset])

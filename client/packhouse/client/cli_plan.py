@@ -13,7 +13,7 @@ from packhouse.client.errors import InvalidRequest
 from packhouse.client.plan_diff import plan_diff
 from packhouse.client.plan_page import page
 from packhouse.client.preset import export_preset
-from packhouse.client.wire import CostModel, Plan, PlanSpec, Strategy
+from packhouse.client.wire_plans import CostModel, Plan, PlanSpec, Strategy
 
 
 def plan(

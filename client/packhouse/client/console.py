@@ -13,8 +13,9 @@ from rich.text import Text
 from packhouse.client.api import OnProgress
 from packhouse.client.ledger import Audit
 from packhouse.client.plan_diff import PlanDiff
-from packhouse.client.wire import Dataset, Job, JobState, Plan, Rejected
+from packhouse.client.wire import Dataset, Job, JobState, Rejected
 from packhouse.client.wire import Progress as JobProgress
+from packhouse.client.wire_plans import Plan
 
 COLOURS = {JobState.SUCCEEDED: "green", JobState.FAILED: "red", JobState.CANCELLED: "yellow"}
 

@@ -18,7 +18,7 @@ from packhouse.client.errors import InvalidRequest
 from packhouse.client.pack import IGNORE, PADDING_ID, Pack
 from packhouse.client.padded import padded
 from packhouse.client.plan import Int64
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.client.xtuner import CollateFn, collate
 
 Data = dict[str, Any]

@@ -60,7 +60,7 @@ from packhouse.client.plan_header import (
     plan_path,
 )
 from packhouse.client.store import ReadStore
-from packhouse.client.wire import PlanReport, PlanSpec
+from packhouse.client.wire_plans import PlanReport, PlanSpec
 
 __all__ = [
     "ALGORITHM",

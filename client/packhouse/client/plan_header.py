@@ -6,7 +6,7 @@ from typing import Any, Self
 from packhouse.client.digest import digest_json
 from packhouse.client.errors import Damaged
 from packhouse.client.format import FileInfo, Receipt
-from packhouse.client.wire import PlanReport, PlanSpec
+from packhouse.client.wire_plans import PlanReport, PlanSpec
 
 PLAN_FORMAT = 2
 ALGORITHM = 3

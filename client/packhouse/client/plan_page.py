@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from packhouse.client.wire import Balance, CostCurve, Histogram, Plan
+from packhouse.client.wire_plans import Balance, CostCurve, Histogram, Plan
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 680, 220, 48, 28, 20
 """Size of a picture, and the room around its plot, in pixels."""

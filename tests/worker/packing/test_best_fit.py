@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.packing.balance import best_fit_costs
 from packhouse.worker.packing.best_fit import best_fit
 from packhouse.worker.packing.overlong import piece_counts

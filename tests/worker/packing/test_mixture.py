@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.client.errors import InvalidRequest
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.packing.mixture import draws, interleaved
 
 

@@ -22,7 +22,8 @@ from packhouse.client.api import Client
 from packhouse.client.dataset import PackedDataset
 from packhouse.client.errors import PackhouseError, Unavailable
 from packhouse.client.store import LocalStore
-from packhouse.client.wire import Job, JobSpec, Plan, PlanSpec
+from packhouse.client.wire import Job, JobSpec
+from packhouse.client.wire_plans import Plan, PlanSpec
 from packhouse.trainer.demo_data import sample_texts, train_tokenizer, write_corpus
 from packhouse.trainer.model import CONFIGS, InternLM2
 from packhouse.trainer.optim import TrainConfig

@@ -1,7 +1,7 @@
 """What no data can satisfy in a request for a plan, each with its remedy."""
 
 from packhouse.client.errors import InvalidRequest
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 
 MAX_STEP_PACKS = 1 << 20
 """Packs of the largest step: a million accelerators with one pack each."""

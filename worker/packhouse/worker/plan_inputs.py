@@ -9,7 +9,7 @@ from packhouse.client.errors import InvalidRequest, NotFound
 from packhouse.client.format import Manifest, Receipt, read_manifest, read_meta
 from packhouse.client.plan import PlanDataset
 from packhouse.client.store import ReadStore
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.packing.measure import Samples
 from packhouse.worker.packing.segments import Int32
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from packhouse.client.wire import Balance, CostCurve, DatasetShare, Histogram, PlanReport, PlanSpec
+from packhouse.client.wire_plans import Balance, CostCurve, DatasetShare, Histogram, PlanReport, PlanSpec
 from packhouse.worker.packing import balance, measure
 from packhouse.worker.packing.compiled import compiled
 from packhouse.worker.packing.mixture import Draw

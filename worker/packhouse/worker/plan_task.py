@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from packhouse.client.errors import Unavailable
 from packhouse.client.store import Store
-from packhouse.client.wire import Plan, PlanSpec
+from packhouse.client.wire_plans import Plan, PlanSpec
 from packhouse.worker.executor import Executor, WorkerDied
 from packhouse.worker.plan_check import TooManyDraws, check_spec
 from packhouse.worker.plan_inputs import read_manifests

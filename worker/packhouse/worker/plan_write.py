@@ -10,7 +10,7 @@ from packhouse.client.format import FileInfo
 from packhouse.client.pack_table import PackTable, encode_part
 from packhouse.client.plan import part_path
 from packhouse.client.store import Store
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.packing.measure import Measures
 from packhouse.worker.packing.segments import Int32, Packing, costs
 

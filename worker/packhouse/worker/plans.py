@@ -12,7 +12,7 @@ from packhouse.client.errors import Damaged, InvalidRequest, NotFound
 from packhouse.client.format import Manifest
 from packhouse.client.plan import PlanFile, PlanHeader, dump_header, plan_id, plan_path
 from packhouse.client.store import ReadStore, Store
-from packhouse.client.wire import Balance, DatasetShare, Plan, PlanSpec
+from packhouse.client.wire_plans import Balance, DatasetShare, Plan, PlanSpec
 from packhouse.worker.packing import balance
 from packhouse.worker.packing.arrange import arrange, in_steps
 from packhouse.worker.packing.measure import Measures

@@ -14,7 +14,8 @@ from pydantic import Field
 from packhouse.client.digest import canonical_json
 from packhouse.client.errors import Damaged
 from packhouse.client.plan import METADATA_KEY, STEPS_SCHEMA, PlanFile, check_slice, plan_id, plan_path
-from packhouse.client.wire import Plan, PlanReport, PlanSpec, Wire
+from packhouse.client.wire import Wire
+from packhouse.client.wire_plans import Plan, PlanReport, PlanSpec
 from packhouse.service import arrow
 from packhouse.service.json_body import JsonRoute
 from packhouse.service.open_plans import Opener, OpenPlans

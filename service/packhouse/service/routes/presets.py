@@ -4,7 +4,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, HTTPException, Request
 
 from packhouse.client.preset import MOST_BYTES, from_zip
-from packhouse.client.wire import Preset
+from packhouse.client.wire_plans import Preset
 from packhouse.service.parts import Given
 from packhouse.service.routes.params import NO_QUERY
 

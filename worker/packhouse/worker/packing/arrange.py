@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from packhouse.client.errors import InvalidRequest
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.packing.balanced import assign_ranks, balanced
 from packhouse.worker.packing.best_fit import best_fit
 from packhouse.worker.packing.hard import hard

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from packhouse.client.wire import Balance, PlanSpec
+from packhouse.client.wire_plans import Balance, PlanSpec
 from packhouse.worker.packing.best_fit import COPIES, LENGTH, PACKS, PARENT, place
 from packhouse.worker.packing.length_grouped import by_rank, length_grouped
 from packhouse.worker.packing.segments import Ids, Int64

@@ -6,7 +6,7 @@ import numpy as np
 
 from packhouse.client.pack_table import PackTable
 from packhouse.client.plan import Steps
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.packing.compiled import compiled
 from packhouse.worker.packing.segments import Ids, Int32, Int64
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from packhouse.client.errors import InvalidRequest
-from packhouse.client.wire import PlanSpec
+from packhouse.client.wire_plans import PlanSpec
 from packhouse.worker.packing.compiled import compiled
 from packhouse.worker.packing.segments import Int32, Int64
 
