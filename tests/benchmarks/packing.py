@@ -48,9 +48,8 @@ def documents(name: str, count: int, pack_length: int) -> Int32:
 
 def lengths_of(name: str, count: int, pack_length: int) -> Int32:
     """Return the same, those over ``pack_length`` in pieces."""
-    drawn = documents(name, count, pack_length)
-    pieces = split(drawn, pack_length)
-    return drawn if pieces is None else np.random.default_rng(9).permutation(pieces.length).astype(np.int32)
+    sizes, pieces = split(documents(name, count, pack_length), pack_length)
+    return sizes if pieces is None else np.random.default_rng(9).permutation(sizes)
 
 
 def spec_of(pack_length: int, **fields: Any) -> PlanSpec:

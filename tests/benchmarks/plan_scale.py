@@ -30,12 +30,24 @@ from packhouse.worker.plans import build_plan
 
 ROWS_PER_SHARD = 1 << 20
 
+FEW = {"pack_length": 32_768, "ranks": 8, "micro_batches": 4}
+MANY = {"pack_length": 4096, "ranks": 8, "micro_batches": 4}
+"""Packs of long samples are many, and what is held of each counts."""
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "best_fit": ("chats", {"pack_length": 32_768, "ranks": 8, "micro_batches": 4}),
-    "balanced, 8 × 4": ("chats", {"pack_length": 32_768, "ranks": 8, "micro_batches": 4, "strategy": "balanced"}),
+    "best_fit": ("chats", FEW),
+    "balanced, 8 × 4": ("chats", {**FEW, "strategy": "balanced"}),
     "balanced, 64 × 1": ("chats", {"pack_length": 32_768, "ranks": 64, "strategy": "balanced"}),
-    "best_fit, web": ("web", {"pack_length": 32_768, "ranks": 8, "micro_batches": 4}),
-    "balanced, web, 4k": ("web", {"pack_length": 4096, "ranks": 8, "micro_batches": 4, "strategy": "balanced"}),
+    "best_fit, web": ("web", FEW),
+    "best_fit, web, 4k": ("web", MANY),
+    "best_fit, web, 4k, length_grouped": ("web", {**MANY, "order": "length_grouped"}),
+    "best_fit, web, 4k, 1.5 epochs": ("web", {**MANY, "dataset_epochs": [1.5]}),
+    "balanced, web, 4k": ("web", {**MANY, "strategy": "balanced"}),
+    "soft, web, 4k": ("web", {**MANY, "strategy": "soft"}),
+    "hard, web, 4k": ("web", {**MANY, "strategy": "hard"}),
+    "internevo, web, 4k": ("web", {**MANY, "strategy": "internevo", "seq_len": 2048}),
+    "internevo_unpacked, web, 4k": ("web", {**MANY, "strategy": "internevo_unpacked"}),
+    "none, web, 4k": ("web", {**MANY, "strategy": "none"}),
 }
 
 

@@ -72,6 +72,7 @@ def test_six_sentences_give_three_unpacked_packs_with_the_labels_shown(memory_st
 
 @pytest.mark.parametrize("strategy", ALL)
 def test_one_overlong_rule_in_every_strategy(build: Make, strategy: str) -> None:
+    """B048: dropped in one mode and cut in another, and not told."""
     truncated = build([4, 12, 4], pack_length=8, strategy=strategy, overlong="truncate").report
     assert (truncated.tokens, truncated.truncated_samples, truncated.truncated_tokens) == (16, 1, 4)
     dropped = build([4, 12, 4], pack_length=8, strategy=strategy, overlong="drop").report
@@ -86,6 +87,7 @@ def test_one_overlong_rule_in_every_strategy(build: Make, strategy: str) -> None
     ("overlong", "tokens", "packs", "lost"), [("split", 10, 4, 0), ("truncate", 9, 3, 1), ("drop", 6, 2, 4)]
 )
 def test_overflow_is_kept_or_counted(build: Make, overlong: str, tokens: int, packs: int, lost: int) -> None:
+    """B043: what is over a pack is thrown away, or packed as a headless tail, without a word."""
     report: PlanReport = build([4, 2, 3, 1], pack_length=3, overlong=overlong).report
     assert (report.tokens, report.packs) == (tokens, packs)
     assert report.truncated_tokens + report.dropped_tokens == lost
@@ -94,11 +96,11 @@ def test_overflow_is_kept_or_counted(build: Make, overlong: str, tokens: int, pa
 @pytest.mark.parametrize(
     ("lengths", "fields", "packs"),
     [
-        ([5, 4, 4, 3], {"pack_length": 9}, 2),
-        ([5, 4, 4, 3], {"pack_length": 8}, 2),
-        ([5, 4, 4, 3], {"pack_length": 17}, 1),
-        ([5] * 5, {"pack_length": 10}, 3),
-        ([3, 8, 5], {"pack_length": 8, "strategy": "none"}, 3),
+        pytest.param([5, 4, 4, 3], {"pack_length": 9}, 2, id="B044, no power of two"),
+        pytest.param([5, 4, 4, 3], {"pack_length": 8}, 2, id="B044, a power of two"),
+        pytest.param([5, 4, 4, 3], {"pack_length": 17}, 1, id="B044, all in one"),
+        pytest.param([5] * 5, {"pack_length": 10}, 3, id="B045, samples of equal length"),
+        pytest.param([3, 8, 5], {"pack_length": 8, "strategy": "none"}, 3, id="B047, shorter than the longest"),
         ([13, 11], {"pack_length": 10, "overlong": "truncate"}, 2),
         ([5, 0, 3], {"pack_length": 4}, 2),
         ([3, 3], {"pack_length": 4, "strategy": "soft"}, 2),
@@ -107,7 +109,18 @@ def test_overflow_is_kept_or_counted(build: Make, overlong: str, tokens: int, pa
 def test_no_sample_is_lost(build: Make, lengths: list[int], fields: dict[str, Any], packs: int) -> None:
     plan = build(lengths, **fields)
     assert plan.report.packs == packs
-    assert sorted(set(plan.packs.sample.tolist())) == [i for i, n in enumerate(lengths) if n]
+    whole = plan.packs.sample[plan.packs.start == 0]
+    assert sorted(whole.tolist()) == [i for i, n in enumerate(lengths) if n]
+
+
+def test_sentences_that_are_not_packed_each_get_a_row(memory_store: Make, write_dataset: Make) -> None:
+    """B063: a sampler of tokens over data of sentences; there are as many items as sentences, and each is whole."""
+    store = memory_store()
+    dataset = write_dataset(store, [[11, 12, 13], [21, 22]])
+    fields: dict[str, Any] = {"strategy": "internevo_unpacked", "pack_length": 8, "seed": None}
+    plan = PlanFile.open(store, build_plan(store, PlanSpec(datasets=[dataset], **fields)).id)
+    packs = PackBuilder(plan.header, store, pad_id=2).build(plan.packs, 0, len(plan.packs))
+    assert [pack.input_ids.tolist() for pack in packs] == [[11, 12, 13, 2, 2, 2, 2, 2], [21, 22, 2, 2, 2, 2, 2, 2]]
 
 
 @pytest.mark.parametrize("strategy", ["none", "balanced", "best_fit"])
@@ -118,6 +131,7 @@ def test_every_rank_has_as_many_packs_and_every_sample_is_used(build: Make, stra
 
 
 def test_the_stated_number_of_batches_is_the_number_given(build: Make) -> None:
+    """B106: a length that rounds down loses the tail, or a wrong axis leaves the ranks as uneven as before."""
     plan = build(list(range(1, 21)), pack_length=20, strategy="none", micro_batches=3)
     assert plan.steps == plan.report.steps == 7
     shuffled = build(list(range(1, 21)), pack_length=20, strategy="none", ranks=4, tail="drop").report
@@ -138,6 +152,7 @@ print(order.tolist())
 
 
 def test_processes_that_used_their_randomness_differently_agree() -> None:
+    """B105: an order drawn on each rank from a random state of its own is no order of the data set."""
     commands = ([sys.executable, "-c", ELSEWHERE, state] for state in ("1", "5"))
     orders = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for command in commands]
     assert orders[0] == orders[1]

@@ -156,7 +156,7 @@ def test_a_pass_is_derived_without_the_earlier_ones(memory_store: Make, write_da
     store, lengths = memory_store(), [5, 9, 3, 7, 1, 8, 4, 6, 2, 10] * 3
     spec = PlanSpec(datasets=[write_dataset(store, [[1] * n for n in lengths])], pack_length=16, epochs=3)
     packs = PlanFile.open(store, build_plan(store, spec).id).packs
-    last = one_pass(np.array(lengths, np.int32), Draw(0, 30, 3), 2, spec, None)
+    (last,) = one_pass(np.array(lengths, np.int32), Draw(0, 30, 3), 2, spec, None)
     assert packs.sample[-len(last.sample) :].tolist() == last.sample.tolist()
 
 

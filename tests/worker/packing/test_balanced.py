@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.worker.packing.balance import balance
-from packhouse.worker.packing.balanced import assign_ranks, balanced
-from packhouse.worker.packing.segments import costs
+from packhouse.worker.packing.balanced import balanced, deal_to_ranks
+from packhouse.worker.packing.segments import Packing, costs
 from packhouse.worker.packing.shuffle import shuffled
 
 Make = Callable[..., Any]
@@ -48,10 +48,14 @@ def test_each_sample_is_in_a_pack_or_left_and_no_pack_is_too_long(
 def test_packs_are_full_and_ranks_even() -> None:
     lengths, ranks, micro = chats(60_000, 8192), 8, 4
     packing, left = balanced(lengths, shuffled(len(lengths), 0, 0), 8192, ranks, micro, shuffle)
+    before = costs(packing, lengths, 24576, 1)[1]
+    deal_to_ranks(packing, lengths, ranks, micro, 24576, 1)
     tokens, cost = costs(packing, lengths, 24576, 1)
+    steps = (-1, ranks * micro)
+    assert (np.sort(cost.reshape(steps)) == np.sort(before.reshape(steps))).all()
     assert tokens.sum() / (packing.packs * 8192) > 0.9999
     assert lengths[left].sum() < 2 * ranks * micro * 8192
-    even = balance(cost[assign_ranks(cost, ranks, micro)], ranks, micro)
+    even = balance(cost, ranks, micro)
     assert even.micro_mean < 1.003
     assert even.step_mean < 1.002
 
@@ -77,7 +81,9 @@ def test_each_step_takes_a_group_of_each_stratum() -> None:
 
 def test_the_costliest_pack_goes_to_the_rank_with_least() -> None:
     # Groups (9, 1) and (5, 4) of one step: rank 0 has 9 + 4, rank 1 has 1 + 5.
-    assert assign_ranks(np.array([9, 1, 5, 4]), 2, 2).tolist() == [0, 3, 1, 2]
+    packing = Packing(np.array([0, 2, 3, 4, 5]), np.array([0, 4, 1, 2, 3]))
+    deal_to_ranks(packing, np.array([7, 1, 5, 4, 2], np.int32), 2, 2, token=1, square=0)
+    assert (packing.offsets.tolist(), packing.sample.tolist()) == ([0, 2, 3, 4, 5], [0, 4, 3, 1, 2])
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])

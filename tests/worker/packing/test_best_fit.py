@@ -64,13 +64,15 @@ def test_what_fits_exactly_is_joined(tokens: Make, lengths: list[int], room: int
 
 def test_split_cuts_into_full_pieces_and_a_rest(tokens: Make) -> None:
     lengths = tokens([5, 0, 3, 8])
-    pieces = split(lengths, 4)
+    sizes, pieces = split(lengths, 4)
     assert pieces is not None
+    assert sizes.tolist() == [1, 0, 3, 4, 4, 4]
+    assert pieces.whole(sizes).tolist() == [5, 0, 3, 8]
     order = pieces.of(np.array([3, 1, 0]))
     assert order.tolist() == [5, 3, 1, 4, 0]
     columns = pieces.cuts(order, lengths)
     assert [column.tolist() for column in columns] == [[3, 3, 1, 0, 0], [0, 4, 0, 0, 4], [4, 4, 0, 4, 1]]
-    assert split(tokens([4, 0, 3]), 4) is None
+    assert split(tokens([4, 0, 3]), 4)[1] is None
     assert piece_counts(lengths, 4).tolist() == [0, 1, 0, 1, 3]
 
 
@@ -81,6 +83,15 @@ def test_a_shuffle_orders_the_packs_and_changes_none(tokens: Make, samples: Make
     assert samples(best_fit(lengths, np.arange(10), 10, shuffle=lambda count: order[:count])) == [
         natural[i] for i in order
     ]
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60))
+def test_the_memory_of_the_order_may_be_used_for_the_packs(lengths: list[int]) -> None:
+    array, order = np.array(lengths, np.int32), np.arange(len(lengths), dtype=np.int32)[::-1].copy()
+    packing = best_fit(array, order.copy(), 32)
+    within = best_fit(array, order, 32, out=order)
+    assert (within.offsets.tolist(), within.sample.tolist()) == (packing.offsets.tolist(), packing.sample.tolist())
+    assert np.shares_memory(within.sample, order) == any(lengths)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from packhouse.worker.packing.compiled import compiled
 from packhouse.worker.packing.segments import Packing, costs, joined, narrow
-from packhouse.worker.packing.shuffle import PACKS, SAMPLES, mix, shuffled
+from packhouse.worker.packing.shuffle import PACKS, SAMPLES, first_shuffled, mix, shuffled
 
 Make = Callable[..., Any]
 
@@ -30,6 +30,11 @@ def test_shuffles_never_change() -> None:
     assert shuffled(8, 0, 0, SAMPLES).tolist() == [3, 6, 0, 7, 4, 2, 5, 1]
     assert shuffled(8, 2**63 - 1, 3, PACKS).tolist() == [2, 7, 3, 5, 6, 1, 0, 4]
     assert shuffled(8, None, 3, PACKS).tolist() == list(range(8))
+
+
+@given(st.integers(0, 600), st.integers(0, 600), st.integers(0, 9))
+def test_the_first_of_a_shuffle_are_told_without_the_others(count: int, most: int, seed: int) -> None:
+    assert first_shuffled(count, most, seed, 0, PACKS).tolist() == shuffled(count, seed, 0, PACKS)[:most].tolist()
 
 
 def test_seed_epoch_and_purpose_each_give_another_order() -> None:

@@ -1,6 +1,8 @@
 """Strategies none, soft, hard, internevo and internevo_unpacked: their peers' results for the same order."""
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from packhouse.worker.packing.hard import hard
 from packhouse.worker.packing.internevo import internevo
 from packhouse.worker.packing.internevo_unpacked import internevo_unpacked
 from packhouse.worker.packing.none import none
+from packhouse.worker.packing.segments import costs, joined
+from packhouse.worker.packing.shuffle import shuffled
 from packhouse.worker.packing.soft import soft
 
 Make = Callable[..., Any]
@@ -39,6 +43,59 @@ def test_soft_gives_the_packs_of_xtuner(
 def test_soft_takes_the_shortest_first_even_where_another_would_fit_exactly(tokens: Make, samples: Make) -> None:
     packing = soft(tokens([1, 1, 4, 3, 9, 6]), np.array([0, 1, 2, 3, 4, 5]), 10)
     assert samples(packing) == [[5, 0, 1], [4], [3, 2]]
+
+
+def plain_soft(lengths: list[int], order: list[int], size: int, chunk: int, buffer: int, most: int) -> list[list[int]]:
+    """Pack as XTuner's documentation says, sorting the buffer anew for each pack."""
+    packs: list[list[int]] = []
+    kept = [sample for sample in order if lengths[sample]]
+    for first in range(0, len(kept), chunk):
+        pending, pack = kept[first : first + chunk], list[int]()
+        while pending:
+            sample = pending.pop()
+            room = size - sum(lengths[i] for i in pack)
+            if lengths[sample] > room or len(pack) == most:
+                for other in sorted(pending[-buffer:] if buffer else [], key=lengths.__getitem__):
+                    if lengths[other] > room or len(pack) == most:
+                        break
+                    room -= lengths[other]
+                    pack.append(other)
+                    pending.remove(other)
+                packs.append(pack)
+                pack = []
+            pack.append(sample)
+        packs.append(pack)
+    return packs
+
+
+@given(
+    lengths=st.lists(st.integers(0, 12), max_size=60),
+    chunk=st.integers(1, 70),
+    buffer=st.integers(0, 20),
+    most=st.sampled_from([1, 2, 4, 99]),
+)
+def test_soft_is_a_plain_search_of_the_buffer(
+    samples: Make, lengths: list[int], chunk: int, buffer: int, most: int
+) -> None:
+    order = shuffled(len(lengths), 0, 0)
+    packing = soft(np.array(lengths, np.int32), order, 12, chunk, buffer, most)
+    assert samples(packing) == plain_soft(lengths, order.tolist(), 12, chunk, buffer, most)
+
+
+def test_soft_searches_the_greatest_buffer_in_little_time_and_lets_other_threads_run() -> None:
+    """A sort of the buffer for each pack would take half an hour here."""
+    lengths = np.clip(np.random.default_rng(0).lognormal(6.2, 1.2, 1_000_000), 1, 4096).astype(np.int32)
+    order = shuffled(len(lengths), 0, 0)
+    soft(lengths[:10], order[:0], 4096)  # compiled before it is timed
+    start = time.process_time()
+    with ThreadPoolExecutor(1) as pool:
+        packing, turns = pool.submit(soft, lengths, order, 4096, len(lengths), 100_000), 0
+        while not packing.done():
+            time.sleep(0.001)
+            turns += 1
+    assert time.process_time() - start < 5
+    assert turns > 20
+    assert packing.result().packs > 200_000
 
 
 def test_hard_gives_the_stream_of_xtuner_and_keeps_its_tail(tokens: Make, rows: Make) -> None:
@@ -70,6 +127,33 @@ def test_internevo_unpacked_takes_so_many_sentences_a_pack(tokens: Make, samples
     assert samples(internevo_unpacked(tokens([4, 7, 8, 8, 8, 2]), np.arange(6), 2)) == [[0, 1], [2, 3], [4, 5]]
     assert samples(internevo_unpacked(tokens([4, 0, 8, 8]), np.arange(4), 2)) == [[0, 2], [3]]
     assert samples(internevo_unpacked(tokens([0]), np.arange(1), 2)) == []
+
+
+@given(
+    lengths=st.lists(st.integers(0, 25), min_size=1, max_size=30).filter(any),
+    longest=st.sampled_from([None, 3, 10]),
+    most=st.sampled_from([None, 2]),
+)
+def test_a_cut_sample_goes_on_wherever_its_packs_are_put(
+    rows: Make, lengths: list[int], longest: int | None, most: int | None
+) -> None:
+    packing = hard(np.array(lengths, np.int32), np.arange(len(lengths)), 10, most, longest)
+    packs = rows(packing, lengths)
+    parts = [part for pack in packs for part in pack]
+    assert [(i, t) for i, start, n in parts for t in range(start, start + n)] == [
+        (i, t) for i, n in enumerate(lengths) for t in range(n)
+    ]
+    assert max(n for _, _, n in parts) <= (longest or 10)
+    back = np.arange(len(packs))[::-1]
+    assert rows(packing.take(np.append(back, -1)), lengths) == [*packs[::-1], []]
+    assert rows(joined([packing, packing.head(1).padded(2)], np.array(lengths, np.int32)), lengths) == [
+        *packs,
+        packs[0],
+        [],
+    ]
+    tokens, cost = costs(packing, np.array(lengths, np.int32), 1, 1)
+    assert tokens.tolist() == [sum(n for _, _, n in pack) for pack in packs]
+    assert cost.tolist() == [sum(n + n * n for _, _, n in pack) for pack in packs]
 
 
 def test_none_gives_each_sample_a_pack(tokens: Make, samples: Make) -> None:

@@ -92,15 +92,13 @@ def report(
 
 def _evenness(measures: measure.Measures, ranks: int) -> dict[str, Any]:
     cost, micro_high = np.concatenate(measures.rank_cost), np.concatenate(measures.micro_high)
-    total = cost.sum(axis=1)
-    step = balance.excess(cost.max(axis=1), total, ranks)
-    micro = balance.excess(micro_high, total, ranks)
-    everything = sum(total.tolist())
+    even = balance.evenness(cost, micro_high)
+    everything = sum(cost.sum(axis=1).tolist())
     return {
-        "imbalance_mean": balance.mean(step),
-        "imbalance_p99": balance.p99(step),
-        "micro_imbalance_mean": balance.mean(micro),
-        "micro_imbalance_p99": balance.p99(micro),
+        "imbalance_mean": even.step_mean,
+        "imbalance_p99": even.step_p99,
+        "micro_imbalance_mean": even.micro_mean,
+        "micro_imbalance_p99": even.micro_p99,
         "excess": sum(micro_high.tolist()) * ranks / everything - 1 if everything else 0.0,
     }
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import pyarrow as pa
 
 from packhouse.client.digest import digest_bytes
@@ -49,9 +50,8 @@ def _tables(packing: Packing, lengths: Int32, spec: PlanSpec) -> Iterator[PackTa
     height = steps_per_part(packing, spec) * spec.ranks * spec.micro_batches
     for first in range(0, packing.packs, height):
         last = min(first + height, packing.packs)
-        low, high = int(packing.offsets[first]), int(packing.offsets[last])
-        offsets = packing.offsets[first : last + 1] - low
-        sample, start, length = packing.cuts(lengths, low, high)
+        offsets = packing.offsets[first : last + 1].astype(np.int64) - packing.offsets[first]
+        sample, start, length = packing.cuts(lengths, first, last)
         tokens, cost = costs(Packing(offsets, sample, start, length), lengths, spec.cost.token, spec.cost.square)
         yield PackTable(offsets, sample, start, length, tokens, cost)
 

@@ -14,12 +14,13 @@ from packhouse.client.plan import PlanFile, PlanHeader, dump_header, plan_id, pl
 from packhouse.client.store import ReadStore, Store
 from packhouse.client.wire_plans import Balance, DatasetShare, Plan, PlanSpec
 from packhouse.worker.packing import balance
-from packhouse.worker.packing.arrange import arrange, in_steps
+from packhouse.worker.packing.arrange import CUTTING, arrange, in_steps
 from packhouse.worker.packing.measure import Measures
 from packhouse.worker.packing.mixture import draws
 from packhouse.worker.packing.overlong import fit, piece_counts
+from packhouse.worker.packing.pieces import split
 from packhouse.worker.packing.preset import preset, read_preset
-from packhouse.worker.packing.segments import Int32, Packing, costs, joined
+from packhouse.worker.packing.segments import Ids, Int32, Packing, costs, joined
 from packhouse.worker.plan_check import MOST_DRAWS, check_draws, check_spec
 from packhouse.worker.plan_inputs import described, known_samples, read_lengths, read_manifests
 from packhouse.worker.plan_report import asked, length_histogram, report
@@ -47,10 +48,17 @@ def build_plan(store: Store, spec: PlanSpec, *, write: bool = True, most: int = 
         drawn = draws(spec, packed, bounds)
         check_draws(sum(draw.count for draw in drawn), most)
         counts = asked(lengths, drawn, spec)
-        lengths = packed  # from here on, as the overlong policy leaves them
-        packing = arrange(lengths, drawn, spec)
-    measures = Measures(spec, known_samples(store, manifests, lengths))
+        pieces = None
+        if spec.strategy not in CUTTING:
+            packed, pieces = split(packed, spec.sample_limit)
+        del lengths  # while packing, only what is packed is held
+        packing = arrange(packed, drawn, spec, pieces)
+        lengths = packed if pieces is None else pieces.whole(packed)
+        del packed
+    height = steps_per_part(packing, spec)
+    measures = Measures(spec, known_samples(store, manifests, lengths), _watched(spec, packing))
     parts = write_parts(store if write else None, plan_id(spec), packing, lengths, measures)
+    del packing
     told = report(spec, counts, measures, _compared(spec, lengths, measures), _shares(manifests, measures), histogram)
     header = PlanHeader(
         id=plan_id(spec),
@@ -59,7 +67,7 @@ def build_plan(store: Store, spec: PlanSpec, *, write: bool = True, most: int = 
         steps=told.steps,
         datasets=described(manifests),
         report=told,
-        steps_per_part=steps_per_part(packing, spec),
+        steps_per_part=height,
         parts=parts,
     )
     if write:
@@ -111,16 +119,22 @@ def _preset(
     return in_steps(packing, lengths, spec), dict.fromkeys(names, 0) | counts
 
 
+def _watched(spec: PlanSpec, packing: Packing) -> Ids:
+    """Return the packs whose costs ``_compared`` needs: none where they are not compared, or cost nothing."""
+    needed = spec.ranks > 1 and spec.strategy != "balanced" and (spec.cost.token or spec.cost.square)
+    return balance.compared(int(np.count_nonzero(packing.offsets[1:] > packing.offsets[:-1])) if needed else 0, spec)
+
+
 def _compared(spec: PlanSpec, lengths: Int32, measures: Measures) -> dict[str, Balance]:
     """Return how even the ranks would be in other orders, and under balanced also with packs of best_fit."""
     if spec.ranks == 1:
         return {}
-    own = np.concatenate(measures.pack_cost)
     if spec.strategy != "balanced":
-        return balance.orders(own[own > 0], spec, spec.strategy)
+        return balance.orders(measures.watched_cost(), spec, spec.strategy)
     fits = balance.best_fit_costs(piece_counts(lengths, spec.pack_length), spec)
-    whole = measures.whole_packs
-    ours = {"balanced": balance.balance(own[:whole], spec.ranks, spec.micro_batches)} if whole else {}
+    whole = measures.whole_packs // (spec.ranks * spec.micro_batches)
+    cost, micro_high = np.concatenate(measures.rank_cost)[:whole], np.concatenate(measures.micro_high)[:whole]
+    ours = {"balanced": balance.evenness(cost, micro_high)} if whole else {}
     return ours | balance.orders(fits, spec, "best_fit")
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from packhouse.worker.packing.best_fit import PACKS, histogram, place
 from packhouse.worker.packing.compiled import compiled
-from packhouse.worker.packing.segments import Ids, Int32, Int64, Packing
+from packhouse.worker.packing.segments import Ids, Int32, Int64, Packing, narrow
 from packhouse.worker.packing.shuffle import MICRO_BATCHES, STRATA
 from packhouse.worker.packing.window import fill_window
 
@@ -48,29 +48,32 @@ def balanced(
     ``order`` names the samples, none longer than ``pack_length``, in shuffled order. The packs come group by group:
     ``ranks`` packs that meet at a micro-batch, ``micro_batches`` groups a step. Each pack has a sample at least.
     """
-    groups = _group_count(lengths, order, pack_length, ranks, max_segments) // micro_batches * micro_batches
-    if groups == 0:
-        return Packing(np.zeros(1, np.int64), order[:0]), order
-    leaders, rest = _leaders(lengths, order, pack_length, groups * ranks)
-    rows = _group_order(groups, micro_batches, shuffle)
-    leaders = leaders.reshape(groups, ranks)[rows].reshape(-1)
-    window = max(WINDOW, -(-BINS // ranks))
-    sample, offsets, left = _stream(lengths, leaders, rest, pack_length, ranks, window, max_segments or pack_length)
-    return Packing(offsets, sample), left
-
-
-def assign_ranks(cost: Int64, ranks: int, micro_batches: int) -> Int64:
-    """Return the order of packs, given group by group with ``cost``, in which rank r has its packs side by side.
-
-    Place ``(step · ranks + r) · micro_batches + m`` of the result is the pack of rank r in micro-batch m. In each step
-    the groups are dealt by falling spread of cost, the costliest pack of a group to the rank that has least.
-    """
-    return _assign(cost, ranks, micro_batches)
-
-
-def _group_count(lengths: Int32, order: Ids, pack_length: int, ranks: int, max_segments: int | None) -> int:
-    """Return how many groups the samples fill: by their tokens, unless their lengths cannot be packed that well."""
     counts = histogram(lengths, order, pack_length)
+    groups = _group_count(counts, pack_length, ranks, max_segments) // micro_batches * micro_batches
+    if groups == 0:
+        return Packing(np.zeros(1, np.int32), order[:0]), order
+    samples = np.empty(int(counts.sum()), order.dtype)
+    leaders = np.empty(groups * ranks, order.dtype)
+    _leaders(lengths, order, pack_length, leaders, samples[len(leaders) :])
+    leaders = leaders.reshape(groups, ranks)[_group_order(groups, micro_batches, shuffle)].reshape(-1)
+    offsets = np.zeros(len(leaders) + 1, narrow(len(samples) + 1))
+    window = max(WINDOW, -(-BINS // ranks))
+    left = _stream(lengths, leaders, samples, offsets, pack_length, ranks, window, max_segments or pack_length)
+    return Packing(offsets, samples[: offsets[-1]]), left
+
+
+def deal_to_ranks(packing: Packing, lengths: Int32, ranks: int, micro_batches: int, token: int, square: int) -> None:
+    """Put the packs of whole steps, given group by group, in an order in which rank r has its packs side by side.
+
+    It is done in place. Place ``(step · ranks + r) · micro_batches + m`` gets the pack of rank r in micro-batch m: in
+    each step the groups are dealt by falling spread of cost, the costliest pack of a group to the rank that has least.
+    ``lengths`` are the tokens of the samples, or of the pieces; a segment of n costs token · n + square · n².
+    """
+    _deal_to_ranks(packing.offsets, packing.sample, lengths, ranks, micro_batches, token, square)
+
+
+def _group_count(counts: Int64, pack_length: int, ranks: int, max_segments: int | None) -> int:
+    """Return how many groups the samples fill: by their tokens, unless their lengths cannot be packed that well."""
     packs = int(counts @ np.arange(pack_length + 1)) // pack_length
     needed = int(place(counts, pack_length, max_segments)[:, PACKS].sum())
     return (needed if needed > packs + packs // 100 + 1 else packs) // ranks
@@ -85,19 +88,16 @@ def _group_order(groups: int, micro_batches: int, shuffle: Shuffle) -> Int64:
 
 
 @compiled
-def _leaders(lengths: Int32, order: Ids, pack_length: int, count: int) -> tuple[Ids, Ids]:
-    """Return the ``count`` longest samples by falling length, and the others that have tokens; ties as in ``order``."""
-    at = np.zeros(pack_length + 2, np.int64)
-    kept = 0
+def _leaders(lengths: Int32, order: Ids, pack_length: int, leaders: Ids, rest: Ids) -> None:
+    """Part the samples that have tokens: the longest to ``leaders`` by falling length; ties as in ``order``."""
+    at, count = np.zeros(pack_length + 2, np.int64), len(leaders)
     for sample in order:
         at[lengths[sample]] += 1
-        kept += lengths[sample] > 0
     total, length = 0, pack_length + 1
     while total < count:
         length -= 1
         total += at[length]
         at[length] = total - at[length]
-    leaders, rest = np.empty(count, order.dtype), np.empty(kept - count, order.dtype)
     left = 0
     for sample in order:
         n = lengths[sample]
@@ -107,16 +107,18 @@ def _leaders(lengths: Int32, order: Ids, pack_length: int, count: int) -> tuple[
         elif n > 0:
             rest[left] = sample
             left += 1
-    return leaders, rest
 
 
 @compiled
 def _stream(
-    lengths: Int32, leaders: Ids, rest: Ids, pack_length: int, ranks: int, height: int, most: int
-) -> tuple[Ids, Int64, Ids]:
-    """Fill the packs window by window; return their samples and offsets, and the samples that are left over."""
+    lengths: Int32, leaders: Ids, samples: Ids, offsets: Ids, pack_length: int, ranks: int, height: int, most: int
+) -> Ids:
+    """Fill the packs window by window, and return the samples that are left over.
+
+    The samples to fill with lie behind room for the leaders, so that a pack is written where all has been read.
+    """
     packs = len(leaders)
-    sample, offsets = np.empty(packs + len(rest), leaders.dtype), np.zeros(packs + 1, np.int64)
+    rest = samples[packs:]
     supply = np.int64(0)
     for i in rest:
         supply += lengths[i]
@@ -139,13 +141,13 @@ def _stream(
             at += 1
         window = np.concatenate((carried, rest[begin:at]))
         pack_of = fill_window(lengths, leaders[first:last], window, pack_length, ranks, most)
-        _emit(leaders, window, pack_of, first, last, sample, offsets)
+        _emit(leaders, window, pack_of, first, last, samples, offsets)
         carried = window[pack_of < 0]
-    return sample[: offsets[packs]], offsets, carried
+    return carried
 
 
 @compiled
-def _emit(leaders: Ids, window: Ids, pack_of: Int32, first: int, last: int, sample: Ids, offsets: Int64) -> None:
+def _emit(leaders: Ids, window: Ids, pack_of: Int32, first: int, last: int, sample: Ids, offsets: Ids) -> None:
     """Write the packs ``first:last``: each its leader, then the samples of the window that it holds."""
     at = np.ones(last - first, np.int64)
     for pack in pack_of:
@@ -182,3 +184,25 @@ def _assign(cost: Int64, ranks: int, micro_batches: int) -> Int64:
                 rows[first + rank * micro_batches + m] = pack
                 load[rank] += cost[pack]
     return rows
+
+
+@compiled
+def _deal_to_ranks(
+    offsets: Ids, sample: Ids, lengths: Int32, ranks: int, micro_batches: int, token: int, square: int
+) -> None:
+    width = ranks * micro_batches
+    cost = np.empty(width, np.int64)
+    for first in range(0, len(offsets) - 1, width):
+        begin = offsets[first]
+        held = sample[begin : offsets[first + width]].copy()
+        begins = offsets[first : first + width + 1] - begin
+        for pack in range(width):
+            cost[pack] = 0
+            for item in held[begins[pack] : begins[pack + 1]]:
+                n = np.int64(lengths[item])
+                cost[pack] += (token + square * n) * n
+        for at, pack in enumerate(_assign(cost, ranks, micro_batches)):
+            end = begin + begins[pack + 1] - begins[pack]
+            sample[begin:end] = held[begins[pack] : begins[pack + 1]]
+            offsets[first + at + 1] = end
+            begin = end

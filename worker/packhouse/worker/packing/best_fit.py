@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packhouse.worker.packing.compiled import compiled
-from packhouse.worker.packing.segments import Ids, Int32, Int64, Packing
+from packhouse.worker.packing.segments import Ids, Int32, Int64, Packing, narrow
 
 PARENT, LENGTH, COPIES, PACKS, BELOW, SEGMENTS = range(6)
 """A group's columns: its parent or -1; the length of its own samples and their number in each pack; how many packs are
@@ -26,23 +26,29 @@ def best_fit(
     pack_length: int,
     max_segments: int | None = None,
     shuffle: Callable[[int], Ids] | None = None,
+    out: Ids | None = None,
 ) -> Packing:
     """Return the packs of the samples ``order``, none longer than ``pack_length``. Empty samples are left out.
 
     As many packs as best-fit decreasing needs; a pack of ``max_segments`` is taken for full. ``shuffle`` gives the
     order of so many packs; without it they come by their shortest sample, from the longest down.
+    ``out`` is memory for as many samples as ``order`` has, and may be ``order``: what is returned lies there.
     """
     counts = histogram(lengths, order, pack_length)
     groups = place(counts, pack_length, max_segments)
-    sizes = np.repeat(groups[:, SEGMENTS], groups[:, PACKS])
+    kept = int(counts.sum())
+    sizes = np.repeat(groups[:, SEGMENTS].astype(narrow(kept + 1)), groups[:, PACKS])
     rows = np.arange(len(sizes)) if shuffle is None else shuffle(len(sizes))
-    offsets = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes[rows], out=offsets[1:])
-    to = np.empty(len(sizes), np.int64)
+    offsets = np.zeros(len(sizes) + 1, sizes.dtype)
+    np.cumsum(sizes[rows], dtype=sizes.dtype, out=offsets[1:])
+    to = sizes
     to[rows] = offsets[:-1]
+    del rows
     pools = np.cumsum(counts) - counts
-    samples = _pool(lengths, order, pools.copy(), int(counts.sum()))
-    return Packing(offsets, _deal(groups, pools, samples, to))
+    samples = _pool(lengths, order, pools.copy(), kept)
+    dealt = np.empty_like(samples) if out is None else out[:kept]
+    _deal(groups, pools, samples, to, dealt)
+    return Packing(offsets, dealt)
 
 
 def place(counts: Int64, pack_length: int, max_segments: int | None = None) -> Int64:
@@ -53,7 +59,9 @@ def place(counts: Int64, pack_length: int, max_segments: int | None = None) -> I
 def histogram(lengths: Int32, order: Ids, pack_length: int) -> Int64:
     """Count the samples ``order``, each there once, by length from 0 to ``pack_length``; none counts as of length 0."""
     # Where all samples are meant, their order does not matter, and reading them as they lie is ten times faster.
-    return _counted(lengths if len(order) == len(lengths) else lengths[order], pack_length)
+    if len(order) == len(lengths):
+        return _counted(lengths, pack_length)
+    return _counted_of(lengths, order, pack_length)
 
 
 @compiled
@@ -61,6 +69,15 @@ def _counted(lengths: Int32, pack_length: int) -> Int64:
     counts = np.zeros(pack_length + 1, np.int64)
     for length in lengths:
         counts[length] += 1
+    counts[0] = 0
+    return counts
+
+
+@compiled
+def _counted_of(lengths: Int32, order: Ids, pack_length: int) -> Int64:
+    counts = np.zeros(pack_length + 1, np.int64)
+    for sample in order:
+        counts[lengths[sample]] += 1
     counts[0] = 0
     return counts
 
@@ -151,9 +168,8 @@ def _pool(lengths: Int32, order: Ids, at: Int64, kept: int) -> Ids:
 
 
 @compiled
-def _deal(groups: Int64, at: Int64, samples: Ids, to: Int64) -> Ids:
+def _deal(groups: Int64, at: Int64, samples: Ids, to: Ids, dealt: Ids) -> None:
     """Fill the packs of the groups from the pools; ``to`` is where the segments of each pack begin."""
-    dealt = np.empty_like(samples)
     pack = 0
     for leaf in range(len(groups)):
         for _ in range(groups[leaf, PACKS]):
@@ -166,4 +182,3 @@ def _deal(groups: Int64, at: Int64, samples: Ids, to: Int64) -> Ids:
                     segment += 1
                 group = groups[group, PARENT]
             pack += 1
-    return dealt

@@ -3,7 +3,8 @@
 import numpy as np
 
 from packhouse.worker.packing.compiled import compiled
-from packhouse.worker.packing.segments import Ids, Int32, Int64, Packing
+from packhouse.worker.packing.segments import Ids, Int32, Packing, narrow
+from packhouse.worker.packing.stretches import Stretches
 
 
 def hard(
@@ -16,7 +17,10 @@ def hard(
     """
     most, longest = max_segments or pack_length, longest or pack_length
     packs, segments = _sizes(lengths, order, pack_length, longest, most)
-    return Packing(*_cut(lengths, order, pack_length, longest, most, packs, segments))
+    offsets, begin = np.zeros(packs + 1, narrow(segments + 1)), np.zeros(packs, np.int32)
+    sample = np.empty(segments, order.dtype)
+    _cut(lengths, order, pack_length, longest, most, offsets, sample, begin)
+    return Packing(offsets, sample, stretches=Stretches(begin, pack_length, longest))
 
 
 @compiled
@@ -39,23 +43,20 @@ def _sizes(lengths: Int32, order: Ids, pack_length: int, longest: int, most: int
 
 @compiled
 def _cut(
-    lengths: Int32, order: Ids, pack_length: int, longest: int, most: int, packs: int, segments: int
-) -> tuple[Int64, Ids, Int32, Int32]:
-    offsets = np.zeros(packs + 1, np.int64)
-    sample, start, length = np.empty(segments, order.dtype), np.empty(segments, np.int32), np.empty(segments, np.int32)
+    lengths: Int32, order: Ids, pack_length: int, longest: int, most: int, offsets: Ids, sample: Ids, begin: Int32
+) -> None:
     pack, segment, room, held = 0, 0, 0, 0
     for i in order:
         done = 0
         while done < lengths[i]:
             if room == 0 or held == most:
-                offsets[pack] = segment
+                offsets[pack], begin[pack] = segment, done
                 pack += 1
                 room, held = pack_length, 0
             n = min(int(lengths[i]) - done, room, longest)
-            sample[segment], start[segment], length[segment] = i, done, n
+            sample[segment] = i
             segment += 1
             held += 1
             done += n
             room -= n
-    offsets[packs] = segment
-    return offsets, sample, start, length
+    offsets[pack] = segment

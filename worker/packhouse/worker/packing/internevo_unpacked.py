@@ -6,10 +6,14 @@ the overlong policy, so that a cut is a number in the report; the last pack is k
 
 import numpy as np
 
-from packhouse.worker.packing.segments import Ids, Int32, Packing
+from packhouse.worker.packing.kept import with_tokens
+from packhouse.worker.packing.segments import Ids, Int32, Packing, narrow
 
 
 def internevo_unpacked(lengths: Int32, order: Ids, per_pack: int) -> Packing:
     """Return packs of ``per_pack`` samples of ``order``, the last one of the rest. Empty samples are left out."""
-    kept = order[lengths[order] > 0]
-    return Packing(np.append(np.arange(0, len(kept), per_pack), len(kept)).astype(np.int64), kept)
+    kept = with_tokens(lengths, order)
+    offsets = np.arange(-(-len(kept) // per_pack) + 1, dtype=narrow(len(kept) + per_pack))
+    np.multiply(offsets, per_pack, out=offsets)
+    offsets[-1] = len(kept)
+    return Packing(offsets, kept)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from packhouse.worker.packing.segments import Ids, Int64
+from packhouse.worker.packing.segments import Ids, Int64, narrow
 
 STRETCH_STEPS = 50
 """Most steps of a stretch: grouping is local, so that the whole stays random."""
@@ -17,9 +17,7 @@ LEAST_STEPS = 4
 """Steps of a stretch where there are few packs; a quarter of them is less than two steps, and one sorts nothing."""
 
 
-def length_grouped(
-    cost: Int64, order: Ids, ranks: int, micro_batches: int, shuffle: Callable[[int, int], Ids]
-) -> Int64:
+def length_grouped(cost: Int64, order: Ids, ranks: int, micro_batches: int, shuffle: Callable[[int, int], Ids]) -> Ids:
     """Return the packs ``order``, of ``cost``, group by group: (packs,), ``ranks`` packs a group.
 
     ``shuffle(count, stretch)`` gives the order of the groups of a stretch. Where the packs do not fill the last group,
@@ -28,18 +26,21 @@ def length_grouped(
     packs, per_step = len(order), ranks * micro_batches
     quarter = packs // (4 * per_step)
     stretch = (min(quarter, STRETCH_STEPS) if quarter > 1 else LEAST_STEPS) * per_step
-    whole: list[Int64] = []
-    rest: list[Int64] = []
+    grouped, at = np.empty_like(order), 0
+    rest: list[Ids] = []
     for number, first in enumerate(range(0, packs, stretch)):
-        part = order[first : first + stretch].astype(np.int64)
+        part = order[first : first + stretch]
         part = part[np.argsort(-cost[part], kind="stable")]
         groups = len(part) // ranks
-        whole.append(part[: groups * ranks].reshape(groups, ranks)[shuffle(groups, number)].reshape(-1))
-        rest.append(part[groups * ranks :])
-    return np.concatenate([*whole, *rest, np.zeros(0, np.int64)])
+        whole = groups * ranks
+        grouped[at : at + whole] = part[:whole].reshape(groups, ranks)[shuffle(groups, number)].reshape(-1)
+        rest.append(part[whole:])
+        at += whole
+    grouped[at:] = np.concatenate([*rest, order[:0]])
+    return grouped
 
 
-def by_rank(count: int, ranks: int, micro_batches: int) -> Int64:
+def by_rank(count: int, ranks: int, micro_batches: int) -> Ids:
     """Return the order of ``count`` packs, given group by group in whole steps, in which a rank's lie side by side."""
     steps = count // (ranks * micro_batches)
-    return np.arange(count).reshape(steps, micro_batches, ranks).swapaxes(1, 2).reshape(-1)
+    return np.arange(count, dtype=narrow(count)).reshape(steps, micro_batches, ranks).swapaxes(1, 2).reshape(-1)

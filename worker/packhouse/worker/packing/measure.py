@@ -39,6 +39,8 @@ class Measures:
 
     spec: PlanSpec
     samples: Samples
+    watched: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    """numbers of packs, empty ones not counted, whose costs are kept"""
     steps: list[Int64] = field(default_factory=list)
     rank_cost: list[Int64] = field(default_factory=list)
     micro_high: list[Int64] = field(default_factory=list)
@@ -49,6 +51,7 @@ class Measures:
     nearby: Int64 = field(init=False)
     """(stretches,): for each 2**shift samples, the last shard that begins at the first of them or before"""
     shift: int = field(init=False)
+    _rising: Ids = field(init=False)
     packs: int = 0
     empty: int = 0
     segments: int = 0
@@ -58,6 +61,7 @@ class Measures:
     fills: Int64 = field(default_factory=lambda: np.zeros(len(FILLS), np.int64))
 
     def __post_init__(self) -> None:
+        self._rising = np.sort(self.watched)
         starts = self.samples.starts
         shards, samples = len(starts) - 1, int(starts[-1])
         self.by_shard = np.zeros((shards, 2), np.int64)
@@ -73,8 +77,8 @@ class Measures:
         cost = table.cost.reshape(-1, spec.ranks, spec.micro_batches)
         self.rank_cost.append(cost.sum(axis=2))
         self.micro_high.append(cost.max(axis=1).sum(axis=1))
-        self.pack_cost.append(table.cost)
         sizes = np.diff(table.offsets)
+        self._watch(table.cost[sizes > 0])
         self.packs += int(np.count_nonzero(sizes))
         self.empty += int(np.count_nonzero(sizes == 0))
         self.segments += len(table.sample)
@@ -84,6 +88,14 @@ class Measures:
         self.whole_tokens += int(scanned[full, TOKENS].sum())
         bounds = np.floor(np.array(FILLS) * spec.pack_length)
         self.fills += np.bincount(np.searchsorted(bounds, table.tokens[sizes > 0]), minlength=len(FILLS))
+
+    def _watch(self, cost: Int64) -> None:
+        low, high = np.searchsorted(self._rising, [self.packs, self.packs + len(cost)])
+        self.pack_cost.append(cost[self._rising[low:high] - self.packs])
+
+    def watched_cost(self) -> Int64:
+        """Return the costs of the packs ``watched``."""
+        return np.concatenate(self.pack_cost)[np.searchsorted(self._rising, self.watched)]
 
     def _scanned(self, table: PackTable, width: int, *, cut: bool) -> Int64:
         known, none = self.samples, np.zeros(0, np.int32)

@@ -63,7 +63,7 @@ def draws(spec: PlanSpec, lengths: Int32, bounds: list[int]) -> list[Draw]:
     return drawn
 
 
-def interleaved(counts: list[int]) -> Int64:
+def interleaved(counts: list[int]) -> Int32:
     """Return which source each of ``sum(counts)`` places goes to, so that source i has ``counts[i]`` evenly spread.
 
     After any number t of places, source i has had its share t · counts[i] / total to within one, so any run of places
@@ -75,9 +75,9 @@ def interleaved(counts: list[int]) -> Int64:
 
 
 @compiled
-def _interleaved(counts: Int64) -> Int64:
+def _interleaved(counts: Int64) -> Int32:
     total = counts.sum()
-    places, taken = np.empty(total, np.int64), np.zeros(len(counts), np.int64)
+    places, taken = np.empty(total, np.int32), np.zeros(len(counts), np.int64)
     for place in range(total):
         best, ends = -1, total + 1
         for i in range(len(counts)):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from packhouse.worker.packing.compiled import compiled
-from packhouse.worker.packing.segments import Ids, Int32, Int64, narrow
+from packhouse.worker.packing.segments import Ids, Int32, narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,7 @@ class Pieces:
     """
 
     limit: int
-    length: Int32
-    """(pieces,), tokens"""
+    samples: int
     sample: Ids
     """(full pieces,), the sample of each, rising"""
     start: Int32
@@ -25,63 +24,96 @@ class Pieces:
 
     def of(self, order: Ids) -> Ids:
         """Return the pieces of the samples ``order``, in that order."""
-        samples = len(self.length) - len(self.sample)
-        cut, first = np.unique(self.sample, return_index=True)
-        first = np.append(first, len(self.sample)) + samples
-        pieces: Ids = np.empty(_count(cut, first, order), narrow(len(self.length) + 1))
-        _number(cut, first, order, pieces)
+        count = len(self.sample) if len(order) == self.samples else _count(self.sample, order)
+        pieces: Ids = np.empty(len(order) + count, narrow(self.samples + len(self.sample) + 1))
+        _number(self.sample, self.samples, order, pieces)
         return pieces
 
     def cuts(self, pieces: Ids, lengths: Int32) -> tuple[Ids, Int32, Int32]:
         """Return sample, start and length of ``pieces``; ``lengths`` are the samples' tokens."""
-        return _cuts(pieces, lengths, self.length, self.sample, self.start)
+        return _cuts(pieces, lengths, self.limit, self.sample, self.start)
+
+    def whole(self, sizes: Int32) -> Int32:
+        """Return the tokens of each sample; ``sizes`` are those of the pieces."""
+        return _whole(sizes[: self.samples].copy(), self.limit, self.sample)
 
 
-def split(lengths: Int32, limit: int) -> Pieces | None:
-    """Return samples of ``lengths`` tokens in pieces of at most ``limit``; None if all are whole."""
+def split(lengths: Int32, limit: int) -> tuple[Int32, Pieces | None]:
+    """Return samples of ``lengths`` tokens in pieces of at most ``limit``: their tokens, int32 (pieces,), and numbers.
+
+    They are the samples themselves, and None, if all are whole.
+    """
     if len(lengths) == 0 or lengths.max() <= limit:
-        return None
-    over = np.flatnonzero(lengths > limit)
-    full = (lengths[over] - 1) // limit
-    kind = narrow(len(lengths) + int(full.sum()) + 1)
-    sample = np.repeat(over, full).astype(kind)
-    start = (np.arange(len(sample)) - np.repeat(np.cumsum(full) - full, full)) * limit
-    length = np.concatenate([lengths, np.full(len(sample), limit, np.int32)])
-    length[over] -= full * np.int32(limit)
-    return Pieces(limit, length, sample, start.astype(np.int32))
+        return lengths, None
+    full = _full_pieces(lengths, limit)
+    sizes, start = np.empty(len(lengths) + full, np.int32), np.empty(full, np.int32)
+    sample = np.empty(full, narrow(len(sizes) + 1))
+    _split(lengths, limit, sizes, sample, start)
+    return sizes, Pieces(limit, len(lengths), sample, start)
 
 
 @compiled
-def _count(cut: Ids, first: Int64, order: Ids) -> int:
-    count = len(order)
-    for sample in order:
-        place = np.searchsorted(cut, sample)
-        if place < len(cut) and cut[place] == sample:
-            count += first[place + 1] - first[place]
+def _full_pieces(lengths: Int32, limit: int) -> int:
+    count = 0
+    for length in lengths:
+        count += max(length - 1, 0) // limit
     return count
 
 
 @compiled
-def _number(cut: Ids, first: Int64, order: Ids, pieces: Ids) -> None:
+def _split(lengths: Int32, limit: int, sizes: Int32, sample: Ids, start: Int32) -> None:
+    at = 0
+    for i in range(len(lengths)):
+        full = max(lengths[i] - 1, 0) // limit
+        sizes[i] = lengths[i] - full * limit
+        sizes[len(lengths) + at : len(lengths) + at + full] = limit
+        for number in range(full):
+            sample[at], start[at] = i, number * limit
+            at += 1
+
+
+@compiled
+def _count(cut: Ids, order: Ids) -> int:
+    """Return how many of ``cut``, rising, are of the samples ``order``."""
+    count = 0
+    for sample in order:
+        place = np.searchsorted(cut, sample)
+        while place < len(cut) and cut[place] == sample:
+            count += 1
+            place += 1
+    return count
+
+
+@compiled
+def _number(cut: Ids, samples: int, order: Ids, pieces: Ids) -> None:
     at = 0
     for sample in order:
         place = np.searchsorted(cut, sample)
-        if place < len(cut) and cut[place] == sample:
-            for piece in range(first[place], first[place + 1]):
-                pieces[at] = piece
-                at += 1
+        while place < len(cut) and cut[place] == sample:
+            pieces[at] = samples + place
+            at += 1
+            place += 1
         pieces[at] = sample
         at += 1
 
 
 @compiled
-def _cuts(pieces: Ids, lengths: Int32, length: Int32, sample: Ids, start: Int32) -> tuple[Ids, Int32, Int32]:
+def _cuts(pieces: Ids, lengths: Int32, limit: int, sample: Ids, start: Int32) -> tuple[Ids, Int32, Int32]:
     samples = len(lengths)
-    of, at, size = np.empty_like(pieces), np.empty(len(pieces), np.int32), length[pieces]
+    of, at, size = np.empty_like(pieces), np.empty(len(pieces), np.int32), np.empty(len(pieces), np.int32)
     for i in range(len(pieces)):
         piece = pieces[i]
         if piece < samples:
-            of[i], at[i] = piece, lengths[piece] - size[i]
+            of[i] = piece
+            at[i] = max(lengths[piece] - 1, 0) // limit * limit
+            size[i] = lengths[piece] - at[i]
         else:
-            of[i], at[i] = sample[piece - samples], start[piece - samples]
+            of[i], at[i], size[i] = sample[piece - samples], start[piece - samples], limit
     return of, at, size
+
+
+@compiled
+def _whole(lengths: Int32, limit: int, sample: Ids) -> Int32:
+    for i in sample:
+        lengths[i] += limit
+    return lengths

@@ -1,6 +1,7 @@
 """Shuffles as sorts on a keyed 64-bit mix of each item's number: no library's random stream can change them."""
 
 import numpy as np
+import numpy.typing as npt
 
 from packhouse.worker.packing.compiled import compiled
 from packhouse.worker.packing.segments import Ids, narrow
@@ -23,12 +24,26 @@ def shuffled(count: int, seed: int | None, *key: int) -> Ids:
     """
     order = np.arange(count, dtype=narrow(count))
     if seed is not None:
-        state = 0
-        for word in (seed, *key):
-            state = mix((state + word) & _WORD)
         bits = min(max((count // _BUCKET).bit_length(), 1), 22)
-        _sort(order, np.uint64(state), bits)
+        _sort(order, np.uint64(_state(seed, *key)), bits)
     return order
+
+
+def first_shuffled(count: int, most: int, seed: int, *key: int) -> Ids:
+    """Return the first ``most`` of ``shuffled(count, seed, *key)``, without ordering the others."""
+    if most >= count:
+        return shuffled(count, seed, *key)
+    state, share = np.uint64(_state(seed, *key)), 1.1 * most / count
+    while len(chosen := _below(count, state, np.uint64(min(int(share * 2**64), _WORD)))) < most:
+        share *= 2
+    return chosen[np.argsort(_keys(chosen, state))][:most]
+
+
+def _state(seed: int, *key: int) -> int:
+    state = 0
+    for word in (seed, *key):
+        state = mix((state + word) & _WORD)
+    return state
 
 
 def mix(word: int) -> int:
@@ -45,6 +60,28 @@ def _key(item: int, state: np.uint64) -> np.uint64:
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.uint64(word ^ (word >> np.uint64(31)))
+
+
+@compiled
+def _below(count: int, state: np.uint64, bound: np.uint64) -> Ids:
+    """Return the items below ``count`` whose keys are below ``bound``, rising."""
+    many = 0
+    for item in range(count):
+        many += int(_key(item, state) < bound)
+    chosen, at = np.empty(many, np.int64), 0
+    for item in range(count):
+        if _key(item, state) < bound:
+            chosen[at] = item
+            at += 1
+    return chosen
+
+
+@compiled
+def _keys(items: Ids, state: np.uint64) -> npt.NDArray[np.uint64]:
+    keys = np.empty(len(items), np.uint64)
+    for i in range(len(items)):
+        keys[i] = _key(items[i], state)
+    return keys
 
 
 @compiled

@@ -5,10 +5,13 @@ packed on their own; a chunk is read from its end; before a sample that does not
 the shortest of the samples that come next for as long as they fit. Equal to XTuner's packs for the same permutation.
 """
 
+import heapq
+
 import numpy as np
 
 from packhouse.worker.packing.compiled import compiled
-from packhouse.worker.packing.segments import Ids, Int32, Int64, Packing
+from packhouse.worker.packing.kept import with_tokens
+from packhouse.worker.packing.segments import Ids, Int32, Packing, narrow
 
 
 def soft(
@@ -24,63 +27,67 @@ def soft(
     ``chunk_size`` samples are packed on their own, so each chunk may leave one short pack; ``extra_buffer`` samples
     are searched to fill a pack.
     """
-    kept = order[lengths[order] > 0]
+    kept = with_tokens(lengths, order)
     most = max_segments or max(len(kept), 1)
-    sample, offsets = _pack(lengths, kept, pack_length, chunk_size, extra_buffer, most)
-    return Packing(offsets, sample)
+    sample, offsets = np.empty_like(kept), np.empty(len(kept) + 1, narrow(len(kept) + 2))
+    packs = _pack(lengths, kept, pack_length, chunk_size, extra_buffer, most, sample, offsets)
+    return Packing(offsets[: packs + 1], sample)
 
 
 @compiled
 def _pack(
-    lengths: Int32, pending: Ids, pack_length: int, chunk_size: int, extra_buffer: int, most: int
-) -> tuple[Ids, Int64]:
-    sample, offsets = np.empty_like(pending), np.zeros(len(pending) + 1, np.int64)
-    segment, pack, room = 0, 0, pack_length
+    lengths: Int32,
+    pending: Ids,
+    pack_length: int,
+    chunk_size: int,
+    extra_buffer: int,
+    most: int,
+    sample: Ids,
+    offsets: Ids,
+) -> int:
+    """Write the packs' samples and offsets, and return how many packs there are."""
+    segment, pack = 0, 0
+    offsets[0] = 0
     for first in range(0, len(pending), chunk_size):
-        left = min(first + chunk_size, len(pending))
-        while left > first:
-            item = pending[left - 1]
+        chunk = pending[first : first + chunk_size]
+        gone = np.zeros(len(chunk), np.bool_)
+        # The buffer holds what is left from ``low`` on, ``held`` samples; a heap tells the shortest, and of those of
+        # one length the one that would come last. What was taken from the chunk's end is dropped when it comes up.
+        buffer, low, held = [np.int64(0)][:0], len(chunk), 0
+        room = pack_length
+        for at in range(len(chunk) - 1, -1, -1):
+            if gone[at]:
+                continue
+            gone[at] = True
+            if at < low:
+                low = at
+            else:
+                held -= 1
             slots = most - (segment - offsets[pack])
-            if lengths[item] > room or slots == 0:
-                begin = max(first, left - 1 - extra_buffer)
-                taken = _fill(lengths, pending[begin : left - 1], sample[segment:], room, slots)
-                segment += taken
-                left -= taken
-                # The sample that did not fit stays behind those that were left over.
-                pending[left - 1] = item
+            if lengths[chunk[at]] > room or slots == 0:
+                while held < extra_buffer and low > 0 and room > 0 and slots > 0:
+                    low -= 1
+                    heapq.heappush(buffer, (np.int64(lengths[chunk[low]]) << 32) | low)
+                    held += 1
+                while slots > 0 and buffer and buffer[0] >> 32 <= room:
+                    other = heapq.heappop(buffer) & 0xFFFFFFFF
+                    if not gone[other]:
+                        gone[other] = True
+                        held -= 1
+                        sample[segment] = chunk[other]
+                        room -= lengths[chunk[other]]
+                        segment += 1
+                        slots -= 1
                 pack += 1
                 offsets[pack] = segment
                 room = pack_length
-            sample[segment] = item
+                if len(buffer) > 2 * extra_buffer + 64:
+                    buffer = [key for key in buffer if not gone[key & 0xFFFFFFFF]]
+                    heapq.heapify(buffer)
+            sample[segment] = chunk[at]
             segment += 1
-            room -= lengths[item]
-            left -= 1
+            room -= lengths[chunk[at]]
         if segment > offsets[pack]:
             pack += 1
             offsets[pack] = segment
-            room = pack_length
-    return sample, offsets[: pack + 1]
-
-
-@compiled
-def _fill(lengths: Int32, buffer: Ids, to: Ids, room: int, slots: int) -> int:
-    """Move the shortest of ``buffer`` to ``to`` while they fit, close the gaps, and return how many were moved."""
-    if room == 0 or slots == 0:
-        return 0
-    sizes = lengths[buffer]
-    by_size = np.argsort(sizes, kind="mergesort")
-    taken = 0
-    gone = np.zeros(len(buffer), np.bool_)
-    for i in by_size:
-        if sizes[i] > room or taken == slots:
-            break
-        room -= sizes[i]
-        to[taken] = buffer[i]
-        taken += 1
-        gone[i] = True
-    kept = 0
-    for i in range(len(buffer)):
-        if not gone[i]:
-            buffer[kept] = buffer[i]
-            kept += 1
-    return taken
+    return pack
