@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint types serve bench clean
+.PHONY: demo test lint types serve bench bench-peers soak deploy-tools stack clean
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else "packhouse needs Python 3.11 to 3.13, and $(PYTHON) is " + sys.version.split()[0] + ": set PYTHON=python3.11")'
@@ -29,15 +29,31 @@ types: $(READY)
 test: lint types  ## lint, types and all tests
 	$(BIN)/python -m pytest
 
+deploy-tools: $(READY)  ## what the tests of deploy/ check with: promtool, helm, hadolint, schemas
+	tests/deploy/tools.sh
+
+stack: $(READY)  ## the parts of the compose file on this machine, without containers; after deploy-tools
+	$(BIN)/python -m tests.deploy.stack
+
 serve: $(READY)  ## the service, embedded, on loopback
 	$(BIN)/packhouse serve
 
 bench: $(READY)  ## what is measured: a table, and JSON beside it in build/bench
 	$(BIN)/python tests/benchmarks/caching.py --out build/bench
+	$(BIN)/python tests/benchmarks/incremental.py --out build/bench
 	$(BIN)/python tests/benchmarks/chats.py --out build/bench
 	$(BIN)/python tests/benchmarks/packing.py --out build/bench
 	$(BIN)/python tests/benchmarks/streaming.py --out build/bench
 	$(BIN)/python tests/benchmarks/trainer.py --out build/bench
+
+soak: $(READY)  ## long runs whose processes are killed all the time: streaming, and jobs
+	$(BIN)/python -m tests.client.fire --minutes 10
+	$(BIN)/python -m tests.soak --kills 200
+
+bench-peers: $(READY)  ## the peers that streaming is compared with, in an environment of their own; what fails is told by the benchmark
+	$(PYTHON) -m venv build/peers
+	for peer in $$(cat tests/benchmarks/peers.txt); do build/peers/bin/pip install --quiet --disable-pip-version-check $$peer \
+	    2> build/peers/$${peer%%=*}.log || tail -n 1 build/peers/$${peer%%=*}.log; done
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

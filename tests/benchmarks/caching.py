@@ -4,22 +4,19 @@ All in one run on the same file, each in a process of its own, engines loaded be
 ``make bench``.
 """
 
-import argparse
 import itertools
-import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 from corpus import documents, write_corpus
+from parts import Part, apart, main
 from rich.console import Console
 from rich.table import Table
 
@@ -146,20 +143,11 @@ def peak_memory() -> int:
     return 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
-PARTS: dict[str, Callable[..., dict[str, Any]]] = {
+PARTS: dict[str, Part] = {
     "packhouse": packhouse,
     "gigatoken": gigatoken,
     "datasets_map": datasets_map,
 }
-
-
-def apart(part: str, *arguments: Any) -> dict[str, Any]:
-    """Run one part in a process of its own and return what it measured."""
-    command = [sys.executable, __file__, "--part", part, "--arguments", json.dumps(arguments)]
-    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
-    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return measured
 
 
 def find_tokenizer(folder: Path) -> str:
@@ -236,24 +224,5 @@ def show(figures: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
-    """Measure everything, or one part in this process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    parser.add_argument("--part")
-    parser.add_argument("--arguments", type=json.loads, default=[])
-    options = parser.parse_args()
-    if options.part:
-        print(json.dumps(PARTS[options.part](*options.arguments)))
-        return
-    folder = options.out.resolve() / "caching"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    figures = measure(folder)
-    shutil.rmtree(folder)
-    (options.out / "caching.json").write_text(json.dumps(figures, indent=2) + "\n")
-    show(figures)
-
-
 if __name__ == "__main__":
-    main()
+    main("caching", PARTS, measure, show)

@@ -5,12 +5,8 @@ XTuner's way is what its tokenize function does, in our words: each message is w
 assistant's are labelled; it makes token counts only, where we also write shards with masks. Run it with ``make bench``.
 """
 
-import argparse
 import json
 import os
-import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus import documents
+from parts import Figures, Part, Skipped, apart, main
 from rich.console import Console
 from rich.table import Table
 
@@ -44,7 +41,7 @@ def write_chats(path: Path, size: int) -> None:
                 return
 
 
-def packhouse(file: str, tokenizer: str, folder: str) -> dict[str, Any]:
+def packhouse(file: str, tokenizer: str, folder: str) -> Figures:
     """Cache the file, masks included, to committed shards."""
     from packhouse.client.store import LocalStore
     from packhouse.client.wire import JobSpec
@@ -73,12 +70,12 @@ def packhouse(file: str, tokenizer: str, folder: str) -> dict[str, Any]:
     return {"seconds": seconds, "bytes": last.bytes, "tokens": last.tokens, **figures}
 
 
-def template_and_tokenizer(file: str, tokenizer: str) -> dict[str, Any]:
+def template_and_tokenizer(file: str, tokenizer: str) -> Figures:
     """Render each chat by ``apply_chat_template`` and tokenize the text."""
     return _in_processes(file, tokenizer, _by_template)
 
 
-def xtuner(file: str, tokenizer: str) -> dict[str, Any]:
+def xtuner(file: str, tokenizer: str) -> Figures:
     """Tokenize message by message."""
     return _in_processes(file, tokenizer, _by_message)
 
@@ -116,7 +113,7 @@ def _by_message(line: bytes) -> int:
     return len(ids)
 
 
-def _in_processes(file: str, tokenizer: str, function: Callable[[bytes], int]) -> dict[str, Any]:
+def _in_processes(file: str, tokenizer: str, function: Callable[[bytes], int]) -> Figures:
     lines = Path(file).read_bytes().splitlines()
     with get_context("spawn").Pool(CORES, _load, (tokenizer,)) as pool:
         pool.map(function, lines[: 4 * CORES], chunksize=1)  # every process has loaded its tokenizer
@@ -126,24 +123,19 @@ def _in_processes(file: str, tokenizer: str, function: Callable[[bytes], int]) -
     return {"seconds": seconds, "bytes": os.path.getsize(file), "tokens": tokens}
 
 
-PARTS: dict[str, Callable[..., dict[str, Any]]] = {
+PARTS: dict[str, Part] = {
     "packhouse": packhouse,
     "template_and_tokenizer": template_and_tokenizer,
     "xtuner": xtuner,
 }
 
 
-def apart(part: str, *arguments: str) -> dict[str, Any]:
-    """Run one part in a process of its own and return what it measured."""
-    command = [sys.executable, __file__, "--part", part, "--arguments", json.dumps(arguments)]
-    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
-    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    measured["mb_per_s"] = measured["bytes"] / measured["seconds"] / 1e6
-    return measured
+def speed(measured: Figures) -> Figures:
+    """Add MB/s of source text."""
+    return measured | {"mb_per_s": measured["bytes"] / measured["seconds"] / 1e6}
 
 
-def show(figures: dict[str, Any]) -> None:
+def show(figures: Figures) -> None:
     """Print the figures as a table."""
     table = Table("what", "input MB", "s", "MB/s", "Mtoken/s", title="Chats, JSON lines → committed shards with masks")
     for name in PARTS:
@@ -158,39 +150,25 @@ def show(figures: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
-    """Measure everything, or one part in this process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    parser.add_argument("--part")
-    parser.add_argument("--arguments", type=json.loads, default=[])
-    options = parser.parse_args()
-    if options.part:
-        print(json.dumps(PARTS[options.part](*options.arguments)))
-        return
+def measure(folder: Path) -> Figures:
+    """Run all parts and return their figures and ratios."""
     if not QWEN3.is_dir():
-        print(f"chats: skipped, there is no tokenizer with a chat template in {QWEN3}", file=sys.stderr)
-        return
-    folder = options.out.resolve() / "chats"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+        raise Skipped(f"there is no tokenizer with a chat template in {QWEN3}")
     large, small = folder / "large.jsonl", folder / "small.jsonl"
     write_chats(large, OURS)
     write_chats(small, PEER)
     tokenizer = str(QWEN3)
-    figures: dict[str, Any] = {
+    figures: Figures = {
         "cores": CORES,
-        "packhouse": apart("packhouse", str(large), tokenizer, str(folder / "store")),
-        "template_and_tokenizer": apart("template_and_tokenizer", str(small), tokenizer),
-        "xtuner": apart("xtuner", str(small), tokenizer),
+        "packhouse": speed(apart("packhouse", str(large), tokenizer, str(folder / "store"))),
+        "template_and_tokenizer": speed(apart("template_and_tokenizer", str(small), tokenizer)),
+        "xtuner": speed(apart("xtuner", str(small), tokenizer)),
     }
-    speed = figures["packhouse"]["mb_per_s"]
-    figures["times_template"] = speed / figures["template_and_tokenizer"]["mb_per_s"]
-    figures["times_xtuner"] = speed / figures["xtuner"]["mb_per_s"]
-    shutil.rmtree(folder)
-    (options.out / "chats.json").write_text(json.dumps(figures, indent=2) + "\n")
-    show(figures)
+    ours = figures["packhouse"]["mb_per_s"]
+    figures["times_template"] = ours / figures["template_and_tokenizer"]["mb_per_s"]
+    figures["times_xtuner"] = ours / figures["xtuner"]["mb_per_s"]
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    main("chats", PARTS, measure, show)

@@ -4,22 +4,17 @@ Long documents, and short chats with a loss mask; ids of a 151,936-token vocabul
 each in a process of its own. Run it with ``make bench``.
 """
 
-import argparse
-import json
 import os
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from parts import Figures, Part, PartFailed, apart, main
 from rich.console import Console
 from rich.table import Table
+from stream_peers import LIMIT, rate
 
 from packhouse.client.digest import digest_bytes, digest_json
 from packhouse.client.format import (
@@ -30,6 +25,8 @@ from packhouse.client.format import (
     data_path,
     manifest_path,
     meta_path,
+    read_manifest,
+    read_shard,
     shard_schema,
 )
 from packhouse.client.plan import PlanFile
@@ -42,8 +39,8 @@ SHARDS = 4
 PACK_LENGTH, PACKS = 4096, 8
 KINDS = {"long": (3000, False), "chat": (220, True)}
 """Mean tokens of a sample, and whether some are masked."""
-LIMIT = 2.0
-"""Seconds that a part is measured for."""
+PEER_TOKENS = 4_000_000
+PEERS_PYTHON = Path("build/peers/bin/python").absolute()
 ROUNDS = 2
 """Times that a part is measured; the fastest counts, since other work on the machine can only slow it down."""
 
@@ -88,7 +85,7 @@ def _write_shard(
     return Receipt(key, len(lengths), tokens, tokens, 0, len(lengths), files[0], files[1])
 
 
-def packhouse(folder: str, plan_id: str, kernel: str, workers: int) -> dict[str, Any]:
+def packhouse(folder: str, plan_id: str, kernel: str, workers: int) -> Figures:
     """Iterate a plan as a trainer does; the clock for the first batch starts when the plan is known."""
     from packhouse.client import Options, PackedDataset, loader
 
@@ -101,22 +98,10 @@ def packhouse(folder: str, plan_id: str, kernel: str, workers: int) -> dict[str,
     first = time.perf_counter() - start
     next(batches)
     second = time.perf_counter() - start - first
-    return {"first_batch_s": first, "second_batch_s": second, **_rate(data["input_ids"] for data, _ in batches)}
+    return {"first_batch_s": first, "second_batch_s": second, **rate(data["input_ids"] for data, _ in batches)}
 
 
-def _rate(batches: Iterator[Any]) -> dict[str, float]:
-    for _ in zip(range(3), batches, strict=False):
-        pass  # what is compiled or mapped once
-    start, cpu, tokens, passed = time.perf_counter(), time.process_time(), 0, 0.0
-    for batch in batches:
-        tokens += batch.numel()
-        passed = time.perf_counter() - start
-        if passed > LIMIT:
-            break
-    return {"tokens": tokens, "seconds": passed, "cpu_s": time.process_time() - cpu}
-
-
-def copy() -> dict[str, Any]:
+def copy() -> Figures:
     """Copy ids, labels and positions of a step from memory to memory, as fast as NumPy does."""
     size = PACK_LENGTH * PACKS
     source = np.ones((200, 3, size), np.int64)  # larger than any cache
@@ -127,11 +112,9 @@ def copy() -> dict[str, Any]:
     return {"tokens": tokens, "seconds": passed, "cpu_s": time.process_time() - cpu}
 
 
-def hf_datasets(folder: str, dataset_id: str) -> dict[str, Any]:
+def hf_datasets(folder: str, dataset_id: str) -> Figures:
     """Read samples by ``datasets`` in torch format, one by one, unpacked: what there is to build packs from."""
     import datasets
-
-    from packhouse.client.format import read_manifest
 
     manifest = read_manifest(LocalStore(folder), dataset_id)
     table = pa.ipc.open_file(f"{folder}/{data_path(manifest.shards[0].key)}").read_all().select(["input_ids"])
@@ -141,64 +124,20 @@ def hf_datasets(folder: str, dataset_id: str) -> dict[str, Any]:
     start = time.perf_counter()
     rows = iter(datasets.Dataset.from_file(path).with_format("torch"))
     next(rows)
-    return {"first_batch_s": time.perf_counter() - start, **_rate(row["input_ids"] for row in rows)}
+    return {"first_batch_s": time.perf_counter() - start, **rate(row["input_ids"] for row in rows)}
 
 
-def litdata(folder: str, dataset_id: str) -> dict[str, Any]:
-    """Read blocks of ids by litdata's TokensLoader, which gives views on its file: no packs, labels or positions."""
-    from litdata import StreamingDataset, TokensLoader, optimize
-
-    ids = np.concatenate([np.asarray(row, np.int32) for row in _samples(folder, dataset_id)])
-    np.save(f"{folder}/litdata.npy", ids)
-    loader, out = TokensLoader(), f"{folder}/litdata-{dataset_id}"
-    optimize(_load_ids, [f"{folder}/litdata.npy"], out, chunk_size=1 << 22, num_workers=1, item_loader=loader)
-    start = time.perf_counter()
-    rows = iter(StreamingDataset(out, item_loader=TokensLoader(block_size=PACK_LENGTH), shuffle=True))
-    next(rows)
-    return {"first_batch_s": time.perf_counter() - start, **_rate(rows)}
-
-
-def _load_ids(path: str) -> Iterator[Any]:
-    import torch
-
-    yield torch.from_numpy(np.load(path))
-
-
-def mosaic(folder: str, dataset_id: str) -> dict[str, Any]:
-    """Read samples by MosaicML's StreamingDataset, one by one, unpacked."""
-    here = sys.path.pop(0)  # this file has the name of their package
-    from streaming import MDSWriter, StreamingDataset  # type: ignore[attr-defined]
-
-    sys.path.insert(0, here)
-    out = f"{folder}/mosaic-{dataset_id}"
-    with MDSWriter(out=out, columns={"input_ids": "ndarray:uint32"}) as writer:
-        for row in _samples(folder, dataset_id):
-            writer.write({"input_ids": np.asarray(row, np.uint32)})
-    start = time.perf_counter()
-    rows = iter(StreamingDataset(local=out, batch_size=1, shuffle=True))
-    next(rows)
-    import torch
-
-    return {
-        "first_batch_s": time.perf_counter() - start,
-        **_rate(torch.from_numpy(row["input_ids"].view(np.int32)) for row in rows),
-    }
-
-
-def _samples(folder: str, dataset_id: str) -> Iterator[Any]:
-    """Yield samples of about a million tokens: peers read them over and over, or stop at their end."""
-    from packhouse.client.format import read_manifest, read_shard
-
+def write_samples(folder: Path, dataset_id: str) -> str:
+    """Write some million tokens as the peers' program reads them; return their name. Peers read them over and over."""
     store = LocalStore(folder)
-    shard, seen = read_shard(store, read_manifest(store, dataset_id).shards[0]), 0
-    for begin, end in pairwise(shard.offsets.tolist()):
-        yield shard.input_ids[begin:end]
-        seen += end - begin
-        if seen > 4_000_000:
-            return
+    shard = read_shard(store, read_manifest(store, dataset_id).shards[0])
+    last = min(int(np.searchsorted(shard.offsets, PEER_TOKENS)), len(shard.offsets) - 1)
+    np.save(folder / f"{dataset_id}.ids.npy", shard.input_ids[: shard.offsets[last]].astype(np.uint32))
+    np.save(folder / f"{dataset_id}.ends.npy", shard.offsets[1 : last + 1])
+    return str(folder / dataset_id)
 
 
-def memory(folder: str, plan_id: str) -> dict[str, Any]:
+def memory(folder: str, plan_id: str) -> Figures:
     """Take 10,000 steps; return the process's own memory after 1,000 and at the end, in bytes."""
     from packhouse.client import PackedDataset
 
@@ -216,68 +155,66 @@ def _own_memory() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
 
 
-PARTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "packhouse": packhouse,
-    "copy": copy,
-    "datasets": hf_datasets,
-    "litdata": litdata,
-    "mosaic": mosaic,
-    "memory": memory,
-}
+PARTS: dict[str, Part] = {"packhouse": packhouse, "copy": copy, "datasets": hf_datasets, "memory": memory}
+PEERS = {"litdata (no packs, views)": "litdata", "MosaicML streaming (no packs)": "mosaic"}
 
 
-def apart(part: str, *arguments: Any) -> dict[str, Any]:
-    """Run one part in a process of its own and return what it measured."""
-    command = [sys.executable, "-W", "ignore", __file__, "--part", part, "--arguments", json.dumps(arguments)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise PartFailed(done.stderr.strip().splitlines()[-1])
-    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if "tokens" in measured:
-        measured["mtokens_per_s"] = measured["tokens"] / measured["seconds"] / 1e6
-        measured["mtokens_per_cpu_s"] = measured["tokens"] / measured["cpu_s"] / 1e6
-    return measured
+def speed(measured: Figures) -> Figures:
+    """Add million tokens a second, by the clock and by CPU time."""
+    seconds = {"mtokens_per_s": measured["seconds"], "mtokens_per_cpu_s": measured["cpu_s"]}
+    return measured | {name: measured["tokens"] / value / 1e6 for name, value in seconds.items()}
 
 
-class PartFailed(Exception):
-    """A part's process failed; the message is the last line that it wrote."""
-
-
-def fastest(part: str, *arguments: Any) -> dict[str, Any]:
+def fastest(part: str, *arguments: Any) -> Figures:
     """Return the fastest of ``ROUNDS`` runs of a part."""
-    return max((apart(part, *arguments) for _ in range(ROUNDS)), key=lambda run: float(run["mtokens_per_s"]))
+    runs = (speed(apart(part, *arguments)) for _ in range(ROUNDS))
+    return max(runs, key=lambda run: float(run["mtokens_per_s"]))
 
 
-def measure(folder: Path) -> dict[str, Any]:
+def run_peers(samples: str) -> tuple[Figures, Figures]:
+    """Return the figures of the peers, and of those that cannot be measured here the reason."""
+    runs, skipped = Figures(), Figures()
+    if not PEERS_PYTHON.exists():
+        return runs, dict.fromkeys(PEERS, "make bench-peers has not been run")
+    script = str(Path(__file__).with_name("stream_peers.py"))
+    for name, part in PEERS.items():
+        try:
+            runs[name] = speed(apart(part, samples, PACK_LENGTH, script=script, python=str(PEERS_PYTHON)))
+        except PartFailed as failure:
+            skipped[name] = str(failure)
+    return runs, skipped
+
+
+def measure(folder: Path) -> Figures:
     """Run all parts and return their figures."""
     from packhouse.worker.plans import build_plan
 
     store, root = LocalStore(folder), str(folder)
-    figures: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "tokens": TOKENS, "kinds": {}, "skipped": {}}
+    figures: Figures = {"cores": len(os.sched_getaffinity(0)), "tokens": TOKENS, "kinds": {}, "skipped": {}}
     for kind in KINDS:
         dataset = write_data(store, kind)
         spec = PlanSpec(datasets=[dataset], pack_length=PACK_LENGTH, micro_batches=PACKS, epochs=20)
-        plan = build_plan(store, spec)
+        small = spec.model_copy(update={"micro_batches": 1, "pack_length": 1024})
+        plan, tiny = build_plan(store, spec), build_plan(store, small)
         runs = {
             "memory copy (the ceiling)": fastest("copy"),
             "packhouse": fastest("packhouse", root, plan.id, "auto", 0),
-            "packhouse, NumPy kernel": apart("packhouse", root, plan.id, "numpy", 0),
-            "packhouse, two workers": apart("packhouse", root, plan.id, "auto", 2),
-            "datasets, torch (no packs)": apart("datasets", root, dataset),
+            "packhouse, NumPy kernel": speed(apart("packhouse", root, plan.id, "numpy", 0)),
+            "packhouse, two workers": speed(apart("packhouse", root, plan.id, "auto", 2)),
+            "packhouse, small steps": speed(apart("packhouse", root, tiny.id, "auto", 0)),
+            "packhouse, small steps, two workers": speed(apart("packhouse", root, tiny.id, "auto", 2)),
+            "datasets, torch (no packs)": speed(apart("datasets", root, dataset)),
         }
-        for name, part in (("litdata (no packs, views)", "litdata"), ("MosaicML streaming (no packs)", "mosaic")):
-            try:
-                runs[name] = apart(part, root, dataset)
-            except PartFailed as failure:
-                figures["skipped"][part] = str(failure)
+        peers, skipped = run_peers(write_samples(folder, dataset))
+        runs |= peers
+        figures["skipped"] |= skipped
         figures["kinds"][kind] = {"padding": plan.report.padding, "runs": runs}
-    small = spec.model_copy(update={"micro_batches": 1, "epochs": 1, "pack_length": 1024})
-    figures["memory"] = apart("memory", root, build_plan(store, small).id)
+    once = small.model_copy(update={"epochs": 1})
+    figures["memory"] = apart("memory", root, build_plan(store, once).id)
     return figures
 
 
-def show(figures: dict[str, Any]) -> None:
+def show(figures: Figures) -> None:
     """Print the figures as a table."""
     columns = ("samples", "reader", "Mtoken/s", "by CPU time", "of ceiling", "first batch s")
     table = Table(*columns, title="Packed batches from shards")
@@ -299,24 +236,5 @@ def show(figures: dict[str, Any]) -> None:
         console.print(f"{name}: skipped, {reason}")
 
 
-def main() -> None:
-    """Measure everything, or one part in this process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    parser.add_argument("--part")
-    parser.add_argument("--arguments", type=json.loads, default=[])
-    options = parser.parse_args()
-    if options.part:
-        print(json.dumps(PARTS[options.part](*options.arguments)))
-        return
-    folder = options.out.resolve() / "streaming"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    figures = measure(folder)
-    shutil.rmtree(folder)
-    (options.out / "streaming.json").write_text(json.dumps(figures, indent=2) + "\n")
-    show(figures)
-
-
 if __name__ == "__main__":
-    main()
+    main("streaming", PARTS, measure, show)

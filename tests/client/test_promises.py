@@ -1,26 +1,28 @@
-"""The promises P1 to P6 over a grid of worlds, workers, micro-batches and strategies, by digests of each step's tokens.
+"""The promises P1 to P5 over the grid of worlds, workers, micro-batches and strategies, by digests of a step's tokens.
 
 The data are thousands of tiny documents in two datasets of two recipes, one masked, one with records in quarantine.
+How workers split the steps is driven in this process, by what torch tells a worker of itself; real ones are asked at
+some points of the grid, and spawned ones in ``test_batches.py``. P6 is in ``test_fire.py``.
 """
 
 import hashlib
 import json
-import multiprocessing
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from multiprocessing.connection import Connection
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, islice
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
+import torch.utils.data._utils.worker as torch_worker
 
 from packhouse.client import loader
-from packhouse.client.dataset import PackedDataset
-from packhouse.client.ledger import audit
+from packhouse.client.batches import _Deliveries
+from packhouse.client.dataset import Options, PackedDataset
+from packhouse.client.errors import Mismatch
+from packhouse.client.format import manifest_path, read_manifest
 from packhouse.client.pack import Pack
 from packhouse.client.plan import PlanFile
 from packhouse.client.plan_header import part_path, plan_path
@@ -34,16 +36,18 @@ pytestmark = [
 ]
 
 WORLDS = range(1, 10)
+WORKERS = range(5)
 STRATEGIES: list[dict[str, Any]] = [
     {"strategy": "best_fit", "overlong": "split"},
-    {"strategy": "best_fit", "overlong": "truncate", "order": "length_grouped"},
+    {"strategy": "best_fit", "ranks": 1, "micro_batches": 7, "epochs": 2},
+    {"strategy": "best_fit", "overlong": "truncate", "order": "length_grouped", "pack_length": 96},
     {"strategy": "best_fit", "weights": [0.7, 0.3]},
-    {"strategy": "balanced", "overlong": "drop"},
+    {"strategy": "balanced", "overlong": "drop", "ranks": 4, "micro_batches": 3},
     {"strategy": "internevo", "seq_len": 24},
     {"strategy": "internevo_unpacked", "seq_len": 16, "overlong": "truncate"},
-    {"strategy": "hard", "tail": "drop"},
+    {"strategy": "hard", "tail": "drop", "ranks": 5, "micro_batches": 1},
     {"strategy": "soft", "overlong": "truncate"},
-    {"strategy": "none", "overlong": "truncate", "dataset_epochs": [1.5, 1]},
+    {"strategy": "none", "overlong": "truncate", "dataset_epochs": [0.5, 1]},
 ]
 
 
@@ -70,12 +74,9 @@ def data(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., 
 
 def quarantine(store: LocalStore, dataset: str) -> None:
     """Let every shard of ``dataset`` have two records that were kept out: they are in no row and in no plan."""
-    path = store.path(f"datasets/{dataset}.json")
-    manifest = json.loads(path.read_bytes())
-    for shard in manifest["shards"]:
-        shard["rejected"] = {"not-json": 2}
-        shard["records"] += 2
-    path.write_text(json.dumps(manifest))
+    whole = read_manifest(store, dataset)
+    shards = tuple(replace(one, rejected={"not-json": 2}, records=one.records + 2) for one in whole.shards)
+    store.write(manifest_path(dataset), replace(whole, shards=shards).dump())
 
 
 def make(data: Data, **changes: Any) -> PlanFile:
@@ -99,11 +100,57 @@ def tokens(packs: Sequence[Pack], step: int) -> int:
     return sum(pack.num_tokens for pack in packs)
 
 
-def steps(plan: PlanFile, world: int, start: int = 0, stop: int | None = None) -> list[list[str]]:
-    """Return the digests of the steps as ``world`` ranks see them, one rank's after the other's."""
-    window = (plan.steps if stop is None else stop) - start
-    ranks = [iter(PackedDataset(plan, plan.store, rank, world, digest, start)) for rank in range(world)]
-    return [[one for rank in ranks for one in next(rank)] for _ in range(window)]
+@contextmanager
+def worker(number: int, workers: int) -> Iterator[None]:
+    """Let torch say that this process is loader worker ``number`` of ``workers``."""
+    dataset: Any = None
+    info = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=0, dataset=dataset)
+    before, torch_worker._worker_info = torch_worker._worker_info, info
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = before
+
+
+def by_torch(dataset: PackedDataset, workers: int) -> Iterator[Any]:
+    """Yield what a DataLoader yields: workers in turn, each with an iterator of its own."""
+    if not workers:
+        yield from dataset
+        return
+    iterators = [iter(dataset) for _ in range(workers)]
+    ended = 0
+    for number in cycle(range(workers)):
+        with worker(number, workers):
+            item = next(iterators[number], None)
+        assert item is None or not ended  # or a later worker would have a step that an earlier one has not
+        ended += item is None
+        if ended == workers:
+            return
+        if item is not None:
+            yield item
+
+
+def by_loader(dataset: PackedDataset, workers: int, run: int) -> Iterator[Any]:
+    """Yield what a Loader is handed by its workers, ``run`` steps at once."""
+    made = _Deliveries(dataset, dataset.start_step, False, run, None)
+    iterators = [made._hand_overs(number, workers) for number in range(workers)]
+    for turn in cycle(iterators):
+        item = next(turn, None)
+        if item is None:
+            assert all(next(other, None) is None for other in iterators)
+            return
+        assert item.error is None
+        yield from (step.batch for step in item.steps)
+
+
+def steps(
+    plan: PlanFile, world: int, start: int = 0, workers: int = 0, run: int = 0, count: int | None = None
+) -> list[list[str]]:
+    """Return the digests of ``count`` steps from ``start`` on as ``world`` ranks see them, one's after the other's."""
+    options = Options(kernel="numba")
+    ranks = [PackedDataset(plan, plan.store, rank, world, digest, start, options) for rank in range(world)]
+    seen = [by_loader(rank, workers, run) if run else by_torch(rank, workers) for rank in ranks]
+    return [[*chain(*parts)] for parts in islice(zip(*seen, strict=True), count)]
 
 
 @pytest.fixture(scope="module", params=STRATEGIES, ids=lambda spec: "-".join(map(str, spec.values())))
@@ -127,9 +174,16 @@ def test_p1_two_builds_are_byte_identical(data: Data, plan: PlanFile, memory_sto
         assert bytes(copy.open(key)) == bytes(data.store.open(key))
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_p2_the_ranks_packs_in_order_are_the_step(plan: PlanFile, whole: list[list[str]], world: int) -> None:
-    assert steps(plan, world) == whole
+@pytest.mark.parametrize("workers", WORKERS)
+def test_p2_the_ranks_packs_in_order_are_the_step(plan: PlanFile, whole: list[list[str]], workers: int) -> None:
+    for world in WORLDS:
+        assert steps(plan, world, 0, workers) == whole, world
+
+
+@pytest.mark.parametrize("run", [1, 3, 64])
+def test_p2_holds_however_many_steps_are_handed_on_at_once(plan: PlanFile, whole: list[list[str]], run: int) -> None:
+    for workers in WORKERS[1:]:
+        assert steps(plan, 1 + workers * run % 9, 5, workers, run) == whole[5:], workers
 
 
 def test_p2_all_ranks_have_equally_many_packs(data: Data) -> None:
@@ -140,17 +194,20 @@ def test_p2_all_ranks_have_equally_many_packs(data: Data) -> None:
             assert counts == {-(-12 // world)}
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
-def test_p2_and_p3_hold_for_any_number_of_workers(data: Data, workers: int) -> None:
-    plan = make(data)
-    whole = steps(plan, 1)
-    for world, start in ((1, 0), (5, 3)):
-        ranks = []
-        for rank in range(world):
-            batches = loader(PackedDataset(plan, plan.store, rank, world, digest), workers=workers)
-            batches.load_state_dict({"plan": plan.id, "step": start})
-            ranks.append(list(batches))
-        assert [[*chain(*parts)] for parts in zip(*ranks, strict=True)] == whole[start:]
+@pytest.mark.parametrize(("strategy", "world", "workers"), [(0, 1, 4), (2, 3, 2), (5, 9, 1), (7, 5, 3)])
+def test_p2_and_p3_hold_with_real_workers(data: Data, strategy: int, world: int, workers: int) -> None:
+    """Each loader loops twice: first from a state, then whole, by the workers that have stayed."""
+    plan = make(data, **STRATEGIES[strategy])
+    whole, start = steps(plan, 1), 3
+    first, second = [], []
+    for rank in range(world):
+        dataset = PackedDataset(plan, plan.store, rank, world, digest, options=Options(kernel="numba"))
+        batches = loader(dataset, workers=workers, method="fork")
+        batches.load_state_dict({"plan": plan.id, "step": start})
+        first.append([*batches])
+        second.append([*batches] if rank == 0 else whole)
+    assert [[*chain(*parts)] for parts in zip(*first, strict=True)] == whole[start:]
+    assert len(second[0]) == plan.steps
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 6, 12])
@@ -160,11 +217,30 @@ def test_p2_micro_batches_share_out_the_same_step(data: Data, micro_batches: int
     assert steps(plan, 12 // micro_batches) == steps(make(data, ranks=12, micro_batches=1), 1)
 
 
-def test_p3_prefix_and_suffix_are_the_unbroken_run(plan: PlanFile, whole: list[list[str]]) -> None:
+def test_p3_every_step_can_be_resumed_in_any_world(plan: PlanFile, whole: list[list[str]]) -> None:
     chance = random.Random(plan.id)
-    for at in [0, 1, plan.steps - 1, plan.steps, *chance.sample(range(plan.steps), 3)]:
-        before, after = chance.choices(WORLDS, k=2)
-        assert steps(plan, before, 0, at) + steps(plan, after, at) == whole
+    for at in range(plan.steps + 1):
+        world, workers, run = chance.choice(WORLDS), chance.choice(WORKERS), chance.choice([0, 0, 1, 2, 5])
+        count = None if at % 20 == 0 else 2
+        found = steps(plan, world, at, workers, run if workers else 0, count)
+        assert found == whole[at:][:count], (at, world, workers, run)
+
+
+def test_p3_a_run_may_change_its_world_at_every_step(plan: PlanFile, whole: list[list[str]]) -> None:
+    """The state is taken from what was delivered, one step after the other, each by another world."""
+    chance, seen = random.Random(plan.id), []
+    state: dict[str, Any] = {"plan": plan.id, "step": 0}
+    while state["step"] < plan.steps:
+        world = chance.choice(WORLDS)
+        ranks = [loader(PackedDataset(plan, plan.store, rank, world, digest), workers=0) for rank in range(world)]
+        for rank in ranks:
+            rank.load_state_dict(state)
+        running = [iter(rank) for rank in ranks]
+        for _ in range(chance.randint(1, 3)):
+            if state["step"] < plan.steps:
+                seen.append([one for rank in running for one in next(rank)])
+                (state,) = {json.dumps(rank.state_dict()): rank.state_dict() for rank in ranks}.values()
+    assert seen == whole
 
 
 def test_p4_every_planned_token_is_delivered_and_the_rest_is_counted(data: Data, plan: PlanFile) -> None:
@@ -172,8 +248,8 @@ def test_p4_every_planned_token_is_delivered_and_the_rest_is_counted(data: Data,
     report = plan.report
     assert delivered == report.tokens
     if plan.spec.weights is None and plan.spec.dataset_epochs is None:
-        assert report.tokens + report.truncated_tokens + report.dropped_tokens == data.tokens
-    assert report.padding_tokens == report.steps * 12 * 64 - report.tokens
+        assert report.tokens + report.truncated_tokens + report.dropped_tokens == data.tokens * plan.spec.epochs
+    assert report.padding_tokens == report.steps * plan.packs_per_step * plan.spec.pack_length - report.tokens
 
 
 def test_p4_no_sample_is_taken_twice(data: Data) -> None:
@@ -182,71 +258,11 @@ def test_p4_no_sample_is_taken_twice(data: Data) -> None:
         taken = np.zeros(last - first, np.int64)
         own = (table.sample >= first) & (table.sample < last)
         np.add.at(taken, table.sample[own] - first, table.length[own])
-        manifest = json.loads(data.store.path(f"datasets/{data.datasets[dataset]}.json").read_bytes())
-        assert taken.sum() == sum(shard["tokens"] for shard in manifest["shards"])
+        assert taken.sum() == read_manifest(data.store, data.datasets[dataset]).tokens
 
 
-def rank_process(plan: PlanFile, rank: int, world: int, start: int, log: Path, trainer: Connection) -> None:
-    """Be one rank: hand each step's number to the trainer, and take the next when it says so."""
-    batches = loader(PackedDataset(plan, plan.store, rank, world), workers=1, method="fork", log=log)
-    batches.load_state_dict({"plan": plan.id, "step": start})
-    for data, _ in batches:
-        trainer.send(data["step"])
-        trainer.recv()
-
-
-@dataclass(frozen=True)
-class Rank:
-    process: Any
-    pipe: Connection
-
-
-def launch(plan: PlanFile, folder: Path, world: int, start: int) -> list[Rank]:
-    context = multiprocessing.get_context("fork")
-    ranks = []
-    for rank in range(world):
-        ours, theirs = context.Pipe()
-        arguments = plan, rank, world, start, folder / f"{rank}.jsonl", theirs
-        process = context.Process(target=rank_process, args=arguments)
-        process.start()
-        theirs.close()
-        ranks.append(Rank(process, ours))
-    return ranks
-
-
-def train(ranks: list[Rank], steps: int) -> Iterator[int]:
-    """Let all ranks take ``steps`` steps together, as collectives make them; yield each step once all have it."""
-    for _ in range(steps):
-        got = {rank.pipe.recv() for rank in ranks}
-        assert len(got) == 1
-        yield got.pop()
-        for rank in ranks:
-            rank.pipe.send("next")
-
-
-def test_p6_a_run_whose_processes_are_killed_still_has_each_token_once(data: Data, tmp_path: Path) -> None:
-    """A rank dies, then a rank's loader worker; each time the run goes on from a checkpoint in another world."""
-    plan = make(data, pack_length=256)
-    checkpoint = 0
-    for world, victim in ((2, "rank"), (5, "worker"), (3, "rank"), (2, None)):
-        ranks = launch(plan, tmp_path, world, checkpoint)
-        try:
-            for step in train(ranks, plan.steps - checkpoint if victim is None else 2):
-                checkpoint = step + 1 if step % 2 == 0 or victim is None else checkpoint
-            if victim == "rank":
-                ranks[0].process.kill()
-            elif victim == "worker":
-                (worker,) = psutil.Process(ranks[0].process.pid).children()
-                worker.kill()
-            # A loop whose worker died is told, and does not wait for ever. One that was killed leaves a worker behind
-            # for some seconds, which holds what a join with a limit would wait for.
-            ranks[0].process.join(None if victim == "rank" else 30)
-            assert (ranks[0].process.exitcode == 0) is (victim is None)
-        finally:
-            for rank in ranks:
-                rank.process.kill()
-                rank.process.join()
-    assert checkpoint == plan.steps
-    found = audit(plan, plan.store, sorted(tmp_path.glob("*.jsonl")))
-    assert found.exact
-    assert found.tokens == plan.report.tokens
+def test_p5_a_state_of_another_plan_is_refused(data: Data, plan: PlanFile) -> None:
+    other = make(data, seed=99)
+    for dataset in (PackedDataset(plan, plan.store), loader(PackedDataset(plan, plan.store))):
+        with pytest.raises(Mismatch, match=f"the state belongs to plan {other.id} and this data set reads plan"):
+            dataset.load_state_dict({"plan": other.id, "step": 0})

@@ -129,6 +129,18 @@ def test_nobody_elses_file_is_removed(tmp_path: Path) -> None:
     assert in_folder(tmp_path) == ["a", "b", "d"]
 
 
+def test_what_a_killed_process_had_begun_to_fetch_goes(tmp_path: Path) -> None:
+    parts = tmp_path / "tmp"
+    parts.mkdir()
+    left, fetching, foreign = parts / f"{'0' * 32}.part", parts / f"{'1' * 32}.part", parts / "mine.part"
+    for path in (left, fetching, foreign):
+        path.write_bytes(b"half")
+    for path in (left, foreign):
+        os.utime(path, (0, 0))
+    ShardCache(Scripted(), tmp_path).open(A)
+    assert sorted(parts.iterdir()) == sorted([fetching, foreign])
+
+
 def open_many(folder: Path, keys: list[str]) -> int:
     source = Scripted()
     cache = ShardCache(source, folder, budget=4000)

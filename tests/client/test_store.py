@@ -3,10 +3,11 @@
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from packhouse.client.errors import InvalidRequest, NotFound, Unavailable
-from packhouse.client.store import TEMPORARY, LocalStore
+from packhouse.client.store import ABANDONED_SECONDS, TEMPORARY, LocalStore
 
 
 def temporaries(store: LocalStore) -> list[str]:
@@ -113,7 +114,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(Unavailable, match=r"cannot be written .No space left on device.*what is finished is kept"):
         store.write("a", b"new")
     assert bytes(store.open("a")) == b"old"
     assert temporaries(store) == []
@@ -122,8 +123,15 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_store_where_a_file_stands_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     store = LocalStore(tmp_path / "file")
-    with pytest.raises(OSError, match=r"Not a directory|File exists"):
-        store.write("a", b"x")
+    changes: list[Callable[[], None]] = [
+        store.check,
+        lambda: store.write("a", b"x"),
+        lambda: store.delete("a"),
+        lambda: store.move("a", "b"),
+    ]
+    for change in changes:
+        with pytest.raises(Unavailable, match=r"cannot be written .(Not a directory|File exists)"):
+            change()
     for call in (store.open, store.size):
         with pytest.raises(Unavailable, match=r"cannot be read .Not a directory"):
             call("a")
@@ -140,11 +148,15 @@ def test_sweeping_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> N
     assert killed.returncode == -signal.SIGKILL
     assert len(temporaries(store)) == 1
     assert store.size("a/b") is None
-    mine, others = f"{socket.gethostname()}~{os.getpid()}~ff", "elsewhere~1~ff"
-    foreign = [".nfs0001", "x~y", "~~", f"{socket.gethostname()}~me~1"]
-    for name in (mine, others, *foreign):
+    here = temporaries(store)[0].partition("~")[0]
+    mine, others, abandoned = f"{here}~{os.getpid()}~ff", "elsewhere~1~ff", "elsewhere~2~ff"
+    foreign = [".nfs0001", "x~y", "~~", f"{here}~me~1"]
+    yesterday = time.time() - ABANDONED_SECONDS - 1
+    for name in (mine, others, abandoned, *foreign):
         (tmp_path / TEMPORARY / name).write_text("x")
-    assert store.sweep() == 1
+    for name in (abandoned, *foreign):
+        os.utime(tmp_path / TEMPORARY / name, (yesterday, yesterday))
+    assert store.sweep() == 2
     assert temporaries(store) == sorted([mine, others, *foreign])
 
 

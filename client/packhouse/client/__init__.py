@@ -19,6 +19,7 @@ from packhouse.client.wire_plans import CostModel, Plan, PlanSpec
 if TYPE_CHECKING:
     from packhouse.client.batches import Loader, loader
     from packhouse.client.dataset import Options, PackedDataset
+    from packhouse.client.picture_runtime import Pictures
 
 __all__ = [
     "Client",
@@ -35,6 +36,7 @@ __all__ = [
     "Options",
     "PackedDataset",
     "PackhouseError",
+    "Pictures",
     "Plan",
     "PlanSpec",
     "Unavailable",
@@ -47,6 +49,7 @@ _TORCH = {
     "Loader": "packhouse.client.batches",
     "Options": "packhouse.client.dataset",
     "PackedDataset": "packhouse.client.dataset",
+    "Pictures": "packhouse.client.picture_runtime",
     "loader": "packhouse.client.batches",
 }
 

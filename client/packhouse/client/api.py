@@ -13,14 +13,16 @@ from httpx_sse import EventSource
 from pydantic import TypeAdapter
 
 from packhouse.client.arrow_body import read_batches
-from packhouse.client.connection import Connection, parse, to_error
-from packhouse.client.errors import NotFound, PackhouseError, Unavailable
+from packhouse.client.cache import Cache
+from packhouse.client.connection import Connection, parse, segment, to_error
+from packhouse.client.errors import PackhouseError, Unavailable
 from packhouse.client.format import META_SCHEMA
 from packhouse.client.plan import PlanFile, PlanSource
 from packhouse.client.preset import read_files, to_zip
 from packhouse.client.remote import HttpPlan, HttpStore
 from packhouse.client.store import ReadStore
 from packhouse.client.wire import Dataset, Job, JobSpec, JobState, Preview, PreviewSpec, Rejected
+from packhouse.client.wire_explain import ExplainSpec, Explanation
 from packhouse.client.wire_plans import Plan, PlanSpec, Preset
 
 _JOBS = TypeAdapter(list[Job])
@@ -83,9 +85,19 @@ class Client:
         body = PreviewSpec(job=spec, records=records).model_dump(mode="json")
         return self.connection.ask(Preview, "POST", "/v1/preview", json=body)
 
+    def explain(self, spec: JobSpec, *, scan: bool = False, limit: int = 100) -> Explanation:
+        """Return what of a job is in the cache and why the rest is not, before it runs; raise ``InvalidRequest``.
+
+        With ``scan``, sources that are new or have changed are read, which takes what it takes. ``limit`` bounds the
+        sources that are listed.
+        """
+        body = ExplainSpec(job=spec, scan=scan, limit=limit).model_dump(mode="json")
+        timeout = None if scan else self.connection.timeout
+        return self.connection.ask(Explanation, "POST", "/v1/cache/explain", json=body, timeout=timeout)
+
     def job(self, job_id: str) -> Job:
         """Return a job as it stands; raise ``NotFound``."""
-        return self.connection.ask(Job, "GET", f"/v1/jobs/{_segment(job_id)}")
+        return self.connection.ask(Job, "GET", f"/v1/jobs/{segment(job_id)}")
 
     def jobs(self, state: JobState | None = None, limit: int = 100) -> list[Job]:
         """Return up to ``limit`` (at most 1000) jobs, newest first."""
@@ -94,7 +106,7 @@ class Client:
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job; one that runs ends in a moment. Raise an error of kind ``conflict`` if it has ended."""
-        return self.connection.ask(Job, "DELETE", f"/v1/jobs/{_segment(job_id)}")
+        return self.connection.ask(Job, "DELETE", f"/v1/jobs/{segment(job_id)}")
 
     def wait(self, job_id: str, on_progress: OnProgress | None = None, patience: float = 120.0) -> Job:
         """Return the job when it has succeeded; raise ``JobFailed`` when it has not.
@@ -122,7 +134,7 @@ class Client:
 
     def rejected(self, job_id: str) -> Iterator[Rejected]:
         """Yield the records that a job kept out: where they lie, and why."""
-        return self._pages(_REJECTED, f"/v1/jobs/{_segment(job_id)}/rejected")
+        return self._pages(_REJECTED, f"/v1/jobs/{segment(job_id)}/rejected")
 
     def datasets(self) -> Iterator[Dataset]:
         """Yield all datasets, by id."""
@@ -130,11 +142,11 @@ class Client:
 
     def dataset(self, dataset_id: str) -> Dataset:
         """Return a dataset; raise ``NotFound``."""
-        return self.connection.ask(Dataset, "GET", f"/v1/datasets/{_segment(dataset_id)}")
+        return self.connection.ask(Dataset, "GET", f"/v1/datasets/{segment(dataset_id)}")
 
     def meta(self, dataset_id: str) -> Iterator[pa.RecordBatch]:
         """Yield the numbers of all samples in order, as ``META_SCHEMA``; raise ``Damaged`` for a stream that is cut."""
-        path = f"/v1/datasets/{_segment(dataset_id)}/meta"
+        path = f"/v1/datasets/{segment(dataset_id)}/meta"
         with self.connection.stream("GET", path) as response:
             yield from read_batches(response, META_SCHEMA)
 
@@ -158,7 +170,7 @@ class Client:
 
     def plan_info(self, plan_id: str) -> Plan:
         """Return a plan's spec and report; raise ``NotFound``."""
-        return self.connection.ask(Plan, "GET", f"/v1/plans/{_segment(plan_id)}")
+        return self.connection.ask(Plan, "GET", f"/v1/plans/{segment(plan_id)}")
 
     def steps(
         self, plan_id: str, start: int = 0, stop: int | None = None, rank: int = 0, world: int = 1
@@ -177,12 +189,17 @@ class Client:
         """
         return HttpStore(self.connection, folder, budget)
 
+    @property
+    def cache(self) -> Cache:
+        """What the service's store holds, what stays, and what goes to make room."""
+        return Cache(self.connection)
+
     def _events(self, job_id: str, seen: int | None) -> Iterator[Job]:
         headers = {"accept": "text/event-stream", "cache-control": "no-store"}
         if seen is not None:
             headers["last-event-id"] = str(seen)
         timeout = httpx.Timeout(self.connection.timeout, read=SILENCE)
-        path = f"/v1/jobs/{_segment(job_id)}/events"
+        path = f"/v1/jobs/{segment(job_id)}/events"
         with self.connection.stream("GET", path, headers=headers, timeout=timeout) as response:
             if response.status_code == 204:
                 return
@@ -195,10 +212,3 @@ class Client:
             response = self.connection.send("GET", following)
             yield from parse(model, response.content)
             following = response.links.get("next", {}).get("url")
-
-
-def _segment(text: str) -> str:
-    """Return ``text`` if it can stand in a path; an id never holds anything else."""
-    if not text.isalnum() or not text.isascii():
-        raise NotFound(f"{text!r} is not an id", "ids are letters and digits")
-    return text

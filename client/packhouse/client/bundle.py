@@ -19,6 +19,11 @@ class Bundle(NamedTuple):
     block: torch.Tensor
     """uint8, in shared memory."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self.block.nbytes + len(self.rest)
+
 
 def bundle(value: Any) -> Bundle:
     """Return ``value`` as a bundle; what is no dense tensor on the CPU is pickled with the rest."""

@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from packhouse.client import cli_plan, cli_preview, console, settings
+from packhouse.client import cli_explain, cli_plan, cli_preview, console, settings
 from packhouse.client.api import Client, JobFailed
+from packhouse.client.cli_cache import cache_app
 from packhouse.client.command import AsJson, Url, request, show
 from packhouse.client.errors import InvalidRequest, PackhouseError, Unavailable
+from packhouse.client.function_options import FileRoots, Tokenize, TokenizeOptions, function_fields
 from packhouse.client.record_options import (
     AddBos,
     AddEos,
@@ -32,6 +34,7 @@ from packhouse.client.record_options import (
     Template,
     TemplateDate,
     TextField,
+    absolute,
     form_fields,
     read_template,
 )
@@ -50,6 +53,7 @@ jobs_app = typer.Typer(
     help="List jobs; look at one, cancel it, see what it kept out.", invoke_without_command=True, rich_markup_mode=None
 )
 app.add_typer(jobs_app, name="jobs")
+app.add_typer(cache_app, name="cache")
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
 
@@ -106,6 +110,9 @@ def submit(
     add_eos: AddEos = None,
     max_length: MaxLength = None,
     overflow: Overflow = "truncate",
+    tokenize: Tokenize = None,
+    tokenize_option: TokenizeOptions = None,
+    file_root: FileRoots = None,
     on_bad_record: Annotated[
         Literal["quarantine", "fail"], typer.Option(help="What happens to a record that cannot be used.")
     ] = "quarantine",
@@ -118,7 +125,7 @@ def submit(
     """Submit a caching job: these sources, this tokenizer."""
     spec = request(
         JobSpec,
-        sources=[os.path.abspath(source) for source in sources],
+        sources=[absolute(source) for source in sources],
         tokenizer=os.path.abspath(tokenizer),
         **form_fields(form, kind, text_field, messages_field, field),
         documents=documents,
@@ -131,6 +138,7 @@ def submit(
         add_eos=add_eos,
         max_length=max_length,
         overflow=overflow,
+        **function_fields(tokenize, tokenize_option, file_root),
         on_bad_record=on_bad_record,
         max_bad_share=max_bad_share,
         name=name,
@@ -157,6 +165,7 @@ def _follow(client: Client, job: Job) -> Job:
 
 
 app.command()(cli_preview.preview)
+app.command()(cli_explain.explain)
 
 
 @jobs_app.callback()
@@ -180,6 +189,8 @@ def show_job(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
     with Client(url) as client:
         job = client.job(job_id)
     show(job, console.job_summary(job), as_json=as_json)
+    if not as_json:
+        cli_explain.print_misses(job.progress.why, console.out())
 
 
 @jobs_app.command("wait")

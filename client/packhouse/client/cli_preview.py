@@ -10,6 +10,7 @@ from rich.text import Text
 from packhouse.client import console
 from packhouse.client.api import Client
 from packhouse.client.command import AsJson, Url, request
+from packhouse.client.function_options import FileRoots, Tokenize, TokenizeOptions, function_fields
 from packhouse.client.record_options import (
     AddBos,
     AddEos,
@@ -25,6 +26,7 @@ from packhouse.client.record_options import (
     Template,
     TemplateDate,
     TextField,
+    absolute,
     form_fields,
     read_template,
 )
@@ -49,13 +51,16 @@ def preview(
     add_eos: AddEos = None,
     max_length: MaxLength = None,
     overflow: Overflow = "truncate",
+    tokenize: Tokenize = None,
+    tokenize_option: TokenizeOptions = None,
+    file_root: FileRoots = None,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
     """Show what the first records would become: trained tokens in colour, and what is kept out and why."""
     spec = request(
         JobSpec,
-        sources=[os.path.abspath(source)],
+        sources=[absolute(source)],
         tokenizer=os.path.abspath(tokenizer),
         **form_fields(form, kind, text_field, messages_field, field),
         documents=documents,
@@ -67,6 +72,7 @@ def preview(
         add_eos=add_eos,
         max_length=max_length,
         overflow=overflow,
+        **function_fields(tokenize, tokenize_option, file_root),
     )
     with Client(url) as client:
         shown = client.preview(spec, records)

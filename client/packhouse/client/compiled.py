@@ -18,7 +18,7 @@ def fill(segments: Segments, shards: OpenShards, length: int, sample_end: int, p
     """Write the packs; see ``kernel.Fill``."""
     given = segments.offsets, segments.shard, segments.row, segments.start, segments.length
     arrays = out.input_ids, out.labels, out.positions, out.cu_seqlens, out.longest
-    return int(_fill(*given, shards.table, length, sample_end, pad_id, *arrays))
+    return int(_fill(given, shards.table, length, sample_end, pad_id, arrays))
 
 
 def _compiled(kernel: Kernel) -> Kernel:
@@ -107,27 +107,11 @@ def _pad(pad_id: int, ids: Any, labels: Any, positions: Any) -> None:
 
 
 @_compiled
-def _fill(
-    offsets: Any,
-    shard: Any,
-    row: Any,
-    start: Any,
-    length: Any,
-    table: Any,
-    pack_length: int,
-    sample_end: int,
-    pad_id: int,
-    ids: Any,
-    labels: Any,
-    positions: Any,
-    cu_seqlens: Any,
-    longest: Any,
-) -> int:
-    mask, lefts, ends = (
-        np.empty(pack_length + 1, np.uint8),
-        np.empty(len(shard), np.int64),
-        np.empty(len(shard), np.int64),
-    )
+def _fill(segments: Any, table: Any, pack_length: int, sample_end: int, pad_id: int, out: Any) -> int:
+    offsets, shard, row, start, length = segments
+    ids, labels, positions, cu_seqlens, longest = out
+    mask = np.empty(pack_length + 1, np.uint8)
+    lefts, ends = np.empty(len(shard), np.int64), np.empty(len(shard), np.int64)
     border = touched = 0
     for pack in range(len(offsets) - 1):
         touched += _touch(offsets[pack], offsets[pack + 1], shard, row, start, length, table, lefts, ends)

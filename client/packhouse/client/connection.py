@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from packhouse.client.errors import Damaged, InvalidRequest, Mismatch, NotFound, PackhouseError, Unavailable
+from packhouse.client.errors import Damaged, Evicted, InvalidRequest, Mismatch, NotFound, PackhouseError, Unavailable
 from packhouse.client.settings import service_url
 from packhouse.client.wire import Problem
 
 T = TypeVar("T")
 
 _KINDS: dict[str, type[PackhouseError]] = {
-    error.kind: error for error in (InvalidRequest, NotFound, Damaged, Mismatch, Unavailable)
+    error.kind: error for error in (InvalidRequest, NotFound, Evicted, Damaged, Mismatch, Unavailable)
 }
 
 
@@ -129,3 +129,10 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def segment(text: str) -> str:
+    """Return ``text`` if it can stand in a path; an id never holds anything else."""
+    if not text.isalnum() or not text.isascii():
+        raise NotFound(f"{text!r} is not an id", "ids are letters and digits")
+    return text

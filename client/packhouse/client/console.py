@@ -37,7 +37,7 @@ def err() -> Console:
 
 def jobs_table(jobs: Sequence[Job]) -> Table:
     """Return jobs, one a row."""
-    table = _listing("job", "state", "done", "tokens", "dataset", "created", "name", folded=("dataset", "name"))
+    table = listing("job", "state", "done", "tokens", "dataset", "created", "name", folded=("dataset", "name"))
     for job in jobs:
         progress = job.progress
         done = f"{progress.bytes_done / progress.bytes:.0%}" if progress.bytes else "-"
@@ -50,7 +50,7 @@ def jobs_table(jobs: Sequence[Job]) -> Table:
 def job_summary(job: Job) -> Table:
     """Return all that matters of one job."""
     progress = job.progress
-    table = _facts()
+    table = facts()
     table.add_row("job", job.id)
     table.add_row("state", _state(job.state))
     if job.error:
@@ -79,7 +79,7 @@ def job_summary(job: Job) -> Table:
 
 def datasets_table(datasets: Sequence[Dataset]) -> Table:
     """Return datasets, one a row."""
-    table = _listing("dataset", "kind", "shards", "rows", "tokens", "trained", "MB", folded=("dataset", "name"))
+    table = listing("dataset", "kind", "shards", "rows", "tokens", "trained", "MB", folded=("dataset", "name"))
     for one in datasets:
         share = f"{one.trained_tokens / one.tokens:.1%}" if one.tokens else "-"
         numbers = (f"{one.shards:,}", f"{one.rows:,}", f"{one.tokens:,}", share, f"{one.bytes / 1e6:,.1f}")
@@ -89,7 +89,7 @@ def datasets_table(datasets: Sequence[Dataset]) -> Table:
 
 def rejected_table(records: Sequence[Rejected]) -> Table:
     """Return rejected records, one a row."""
-    table = _listing("source", "line", "reason", "detail", folded=("source", "detail"))
+    table = listing("source", "line", "reason", "detail", folded=("source", "detail"))
     for record in records:
         table.add_row(record.source, f"{record.line:,}", record.reason, record.detail)
     return table
@@ -98,7 +98,7 @@ def rejected_table(records: Sequence[Rejected]) -> Table:
 def plan_report(plan: Plan) -> Table:
     """Return how good a plan is."""
     spec, report = plan.spec, plan.report
-    table = _facts()
+    table = facts()
     table.add_row("plan", plan.id if plan.stored else f"{plan.id} (dry run: not stored)")
     table.add_row("strategy", f"{spec.strategy}, packs of {spec.pack_length:,}")
     table.add_row("steps", f"{report.steps:,} of {spec.ranks} ranks × {spec.micro_batches} micro-batches")
@@ -130,7 +130,7 @@ def plan_report(plan: Plan) -> Table:
 
 def plan_difference(diff: PlanDiff) -> Table:
     """Return how two plans differ."""
-    table = _listing("what", "a", "b", folded=("a", "b"))
+    table = listing("what", "a", "b", folded=("a", "b"))
     table.add_row("plan", diff.a, diff.b)
     table.add_row("packs in common", f"{diff.packs_in_common:,} of {diff.packs[0]:,}", f"of {diff.packs[1]:,}")
     first = "none" if diff.first_step is None else f"{diff.first_step:,}"
@@ -162,7 +162,7 @@ def progress_bar(console: Console) -> Iterator[OnProgress]:
 
 def audit_summary(found: Audit) -> Table:
     """Return what an audit found, with the first places of each fault."""
-    table = _facts()
+    table = facts()
     table.add_row("plan", found.plan)
     table.add_row("steps", f"{found.steps:,}")
     table.add_row("planned", f"{found.packs:,} packs, {found.tokens:,} tokens")
@@ -200,7 +200,7 @@ def _state(state: JobState) -> Text:
     return Text(state.value, style=COLOURS.get(state, ""))
 
 
-def _listing(*columns: str, folded: tuple[str, ...]) -> Table:
+def listing(*columns: str, folded: tuple[str, ...]) -> Table:
     """Return an empty table; where the terminal is narrow, the columns ``folded`` take several lines."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in columns:
@@ -209,7 +209,8 @@ def _listing(*columns: str, folded: tuple[str, ...]) -> Table:
     return table
 
 
-def _facts() -> Table:
+def facts() -> Table:
+    """Return an empty table of names and values."""
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column(overflow="fold")

@@ -13,6 +13,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from packhouse.client.errors import Damaged, Mismatch, PackhouseError
+from packhouse.client.extra import Runtime, prepared
 from packhouse.client.handshake import check_state, check_tokenizer, check_vocabulary
 from packhouse.client.kernel import KernelName
 from packhouse.client.layouts import Layout, LayoutName, make_layout
@@ -51,6 +52,9 @@ class Options:
     """The trainer's tokenizer, or its digest, to be checked against the datasets'."""
     vocab_size: int | None = None
     """Ids that the model knows, to be checked against the datasets'."""
+    runtime: Runtime | None = None
+    """What makes of a sample's extra columns what the batch needs, such as ``Pictures``: it is called for each segment,
+    in the process that builds the batch, and its result is put beside the columns."""
 
 
 class PackedDataset(IterableDataset[Any]):
@@ -86,7 +90,13 @@ class PackedDataset(IterableDataset[Any]):
         self.start_step = start_step
         self.pad_id = options.pad_id
         self.kernel: KernelName = options.kernel
+        runtime: Any = options.runtime
+        if hasattr(runtime, "state"):
+            runtime.state = "runtime"
+        self.runtime = options.runtime
         self.layout = make_layout(layout, header.spec, options.pad_id, options.collate_fn)
+        self.is_quick = not (callable(layout) or options.collate_fn or options.runtime)
+        """Whether a batch takes no code but packhouse's own, and so microseconds: workers hand on several at once."""
         self._next: int | None = None
         self._own: int | None = None
 
@@ -108,8 +118,8 @@ class PackedDataset(IterableDataset[Any]):
             self._next = delivery.step + workers
             yield delivery.batch
 
-    def deliveries(self, first: int, stride: int, digests: bool = False) -> Iterator[Delivery]:
-        """Yield every ``stride``-th step from ``first`` on; raise errors that name the step."""
+    def deliveries(self, first: int, stride: int, digests: bool = False, run: int = 1) -> Iterator[Delivery]:
+        """Yield, from ``first`` on, ``run`` steps of every ``stride * run``; raise errors that name the step."""
         builder = PackBuilder(self.plan.header, self.store, pad_id=self.pad_id, kernel=self.kernel)
         width = self.packs_per_rank
         windows = self._windows(first)
@@ -117,7 +127,8 @@ class PackedDataset(IterableDataset[Any]):
         while window is not None:
             following = None
             begin, table = window
-            own = range(begin + (first - begin) % stride, begin + len(table.step) // width, stride)
+            steps = range(begin, begin + len(table.step) // width)
+            own = [step for step in steps if (step - first) % (stride * run) < run]
             self._fetch_ahead(builder, table)
             for step in own:
                 with naming(step, self.plan.header.id):
@@ -133,6 +144,8 @@ class PackedDataset(IterableDataset[Any]):
     def _deliver(self, builder: PackBuilder, table: StepTable, step: int, first: int, digests: bool) -> Delivery:
         last = first + self.packs_per_rank
         packs = builder.build(table.packs, first, last)
+        if self.runtime is not None:
+            packs = [prepared(pack, self.runtime) for pack in packs]
         slots = table.slot[first:last].tolist()
         real = [(slot, pack) for slot, pack in zip(slots, packs, strict=True) if slot >= 0]
         made = [pack_digest(pack) for _, pack in real] if digests else []

@@ -34,6 +34,13 @@ class NotFound(PackhouseError):
     status = 404
 
 
+class Evicted(NotFound):
+    """A dataset or plan that was there, and was evicted to make room."""
+
+    kind = "evicted"
+    status = 410
+
+
 class Damaged(PackhouseError):
     """A stored file is missing, cut or altered: its bytes are not those its manifest states."""
 

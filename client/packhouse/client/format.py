@@ -14,24 +14,28 @@ labels             int32                           the same without the first to
 row                int32                           line of the record in its block, from 0
 offset             int64                           tokens of the record before this sample; only where a job splits
                                                    long records, whose samples have the same row
+extra              struct                          what a tokenize function keeps beside ids and labels; only where it
+                                                   states such columns, each of which may be null
 =================  ==============================  ==========================================================
 
 Beside it lies a **meta** file with the columns from num_tokens to row, so that planning never reads a token, and a
 **receipt**, a small JSON file written last: a shard exists when its receipt does.
 """
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
-from packhouse.client.digest import canonical_json, digest_bytes, digest_json
+from packhouse.client.digest import digest_bytes, digest_json, sealed, unsealed
 from packhouse.client.errors import Damaged
 from packhouse.client.store import ReadStore
 
 FORMAT_VERSION = 2
+
+EXTRA = "extra"
+"""The column of a shard's extra columns, see ``packhouse.client.extra``."""
 
 META_SCHEMA = pa.schema(
     [
@@ -44,14 +48,17 @@ META_SCHEMA = pa.schema(
 )
 
 
-def shard_schema(vocab_size: int, *, masked: bool, split: bool = False) -> pa.Schema:
+def shard_schema(
+    vocab_size: int, *, masked: bool, split: bool = False, extra: pa.StructType | None = None
+) -> pa.Schema:
     """Return the schema of a shard whose ids are below ``vocab_size`` (added tokens included)."""
     ids = pa.uint16() if vocab_size <= 1 << 16 else pa.uint32()
     lists = [_list_field("input_ids", ids)]
     if masked:
         lists.append(_list_field("loss_mask", pa.bool_()))
     places = [pa.field("offset", pa.int64(), nullable=False)] if split else []
-    return pa.schema([*lists, *META_SCHEMA, *places])
+    columns = [] if extra is None else [pa.field(EXTRA, extra, nullable=False)]
+    return pa.schema([*lists, *META_SCHEMA, *places, *columns])
 
 
 def _list_field(name: str, item: pa.DataType) -> pa.Field:
@@ -90,6 +97,10 @@ class FileInfo:
     bytes: int
     digest: str
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"bytes": self.bytes, "digest": self.digest}
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -124,7 +135,9 @@ class Receipt:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return asdict(self)
+        # Not by asdict, which copies deep and slowly: a manifest may have a million of these.
+        value = {name: getattr(self, name) for name in self.__slots__}
+        return value | {"data": self.data.to_json(), "meta": self.meta.to_json(), "rejected": dict(self.rejected)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +182,15 @@ class Manifest:
             "vocab_size": self.vocab_size,
             "shards": [shard.to_json() for shard in self.shards],
         }
-        return canonical_json(body)
+        return sealed(body)
 
     @classmethod
     def load(cls, data: bytes | pa.Buffer, dataset_id: str) -> Self:
         """Read a manifest file; raise ``Damaged`` unless it is the one of ``dataset_id``."""
         try:
-            body = json.loads(bytes(data))
+            body = unsealed(bytes(data))
+            if unknown := set(body) - {"format", "id", "recipe", "vocab_size", "shards"}:
+                raise ValueError(f"unknown {min(unknown)!r}")
             shards = tuple(Receipt.from_json(shard) for shard in body["shards"])
             manifest = cls(body["recipe"], body["vocab_size"], shards)
         except (ValueError, KeyError, TypeError) as error:
@@ -202,6 +217,12 @@ class Shard:
     """uint16 or uint32, tokens."""
     mask_bits: np.ndarray[tuple[int], np.dtype[np.uint8]] | None
     """uint8, one bit per token, least significant first; None when all tokens are trained."""
+    extra: pa.StructArray | None = None
+    """Extra columns, a row a sample; None where the shard has none."""
+
+    def extra_of(self, row: int) -> dict[str, Any]:
+        """Return the extra columns of a sample; raise ``IndexError`` for one that is not there."""
+        return {} if self.extra is None else dict(self.extra[row].as_py())
 
     def mask(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return the loss mask of the tokens ``start:stop`` of the shard, bool."""
@@ -225,7 +246,8 @@ def read_shard(store: ReadStore, receipt: Receipt, *, checked: bool = False) -> 
     if "loss_mask" in batch.schema.names:
         buffer = batch.column("loss_mask").values.buffers()[1]
         bits = np.frombuffer(buffer, np.uint8) if buffer is not None else np.zeros(0, np.uint8)
-    return Shard(offsets, values, bits)
+    extra = batch.column(EXTRA) if EXTRA in batch.schema.names else None
+    return Shard(offsets, values, bits, extra)
 
 
 def read_meta(store: ReadStore, receipt: Receipt) -> pa.RecordBatch:
@@ -236,7 +258,7 @@ def read_meta(store: ReadStore, receipt: Receipt) -> pa.RecordBatch:
 def _read_batch(
     store: ReadStore, key: str, info: FileInfo, receipt: Receipt, *, checked: bool = False
 ) -> pa.RecordBatch:
-    remedy = "run the job again to rebuild the shard"
+    remedy = "run 'packhouse cache verify', which moves it aside, and then the job again, which rebuilds the shard"
     buffer = store.open(key)
     if buffer.size != info.bytes:
         raise Damaged(f"{key} has {buffer.size} bytes and its manifest says {info.bytes}", remedy)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from packhouse.client.errors import InvalidRequest
+from packhouse.client.extra import as_data
 from packhouse.client.pack import IGNORE, PADDING_ID, Pack
 from packhouse.client.padded import padded
 from packhouse.client.plan import Int64
@@ -60,13 +61,15 @@ def load_batch(packs: Sequence[Pack], step: int = 0) -> Batch:
 
     ``data`` holds ``input_ids`` int64 (M, P); ``cu_seqlens``, a list of M int32 tensors (S + 1,); ``indexes`` int64
     (M, P), the position of each token in its segment; ``step``, a Python int. ``labels`` is int64 (M, P), already
-    shifted: the next token, or -100.
+    shifted: the next token, or -100. Where shards have extra columns, ``extra`` holds those of each segment: a list of
+    M lists of dictionaries.
     """
     data = {
         "input_ids": _rows([pack.input_ids for pack in packs]),
         "cu_seqlens": _borders(packs),
         "indexes": _rows([pack.positions for pack in packs]),
         "step": step,
+        **as_data(packs),
     }
     return [data, _rows([pack.labels for pack in packs])]
 
@@ -98,6 +101,7 @@ def load_micro_batch(batch: Sequence[Any], offset: int) -> tuple[Data, torch.Ten
         "cu_seqlens": data["cu_seqlens"][offset : offset + 1],
         "indexes": data["indexes"][offset : offset + 1],
         "step": data["step"],
+        **({"extra": data["extra"][offset : offset + 1]} if "extra" in data else {}),
     }
     return micro, labels[offset : offset + 1]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from packhouse.client import kernel as kernel_module
 from packhouse.client.errors import Damaged
+from packhouse.client.extra import Extra, extras_of
 from packhouse.client.kernel import IGNORE, Flat, KernelName, Segments
 from packhouse.client.plan import Int32, Int64, PackTable, PlanHeader
 from packhouse.client.shards import OpenShards, ShardIndex
@@ -38,6 +39,8 @@ class Pack:
     """Tokens that are not padding; they come first."""
     max_seqlen: int
     """Tokens of the longest segment, the padding tail counted as one."""
+    extras: tuple[Extra, ...] = ()
+    """Of each segment, in order, the extra columns of its sample; empty where the shards have none."""
 
 
 class PackBuilder:
@@ -78,7 +81,9 @@ class PackBuilder:
         if wrong >= 0:
             self._refuse(table, int(table.offsets[first]) + wrong, segments, wrong)
         ends = np.cumsum(borders).tolist()
-        columns = zip(tokens.tolist(), out.longest.tolist(), [0, *ends], ends, strict=False)
+        part = slice(int(table.offsets[first]), int(table.offsets[last]))
+        extras = extras_of(table.sample[part], segments, self._shards)
+        columns = zip(tokens.tolist(), out.longest.tolist(), [0, *ends], ends, extras, strict=False)
         return [
             Pack(
                 out.input_ids[i * length : (i + 1) * length],
@@ -87,8 +92,9 @@ class PackBuilder:
                 out.cu_seqlens[begin:end],
                 size,
                 longest,
+                extra,
             )
-            for i, (size, longest, begin, end) in enumerate(columns)
+            for i, (size, longest, begin, end, extra) in enumerate(columns)
         ]
 
     def _segments(self, table: PackTable, first: int, last: int) -> tuple[Segments, Int64]:

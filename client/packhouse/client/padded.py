@@ -6,13 +6,15 @@ another pack, is lost here; plan with strategy ``best_fit`` or ``soft`` and no s
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from packhouse.client.extra import as_data
 from packhouse.client.pack import IGNORE, PADDING_ID, Pack
 
-Rows = dict[str, torch.Tensor]
+Rows = dict[str, Any]
 
 
 def padded(packs: Sequence[Pack], step: int = 0, *, pad_id: int = PADDING_ID, multiple: int = 1) -> list[Rows]:
@@ -20,9 +22,13 @@ def padded(packs: Sequence[Pack], step: int = 0, *, pad_id: int = PADDING_ID, mu
 
     ``input_ids``, ``pad_id`` on padding; ``attention_mask``, 1 on tokens and 0 on padding; ``labels``, the token itself
     where it is trained, -100 elsewhere and at the start of a row; ``position_ids``, 0 to L - 1. L is rounded up to a
-    ``multiple``. An empty pack is one row of padding, whose loss has no trained token to be a mean over.
+    ``multiple``. An empty pack is one row of padding, whose loss has no trained token to be a mean over. Where shards
+    have extra columns, ``extra`` holds those of each row's sample, a list of dictionaries.
     """
-    return [_rows(pack, pad_id, multiple) for pack in packs]
+    rows = [_rows(pack, pad_id, multiple) for pack in packs]
+    for row, extra in zip(rows, as_data(packs).get("extra", ()), strict=False):
+        row["extra"] = extra
+    return rows
 
 
 def _rows(pack: Pack, pad_id: int, multiple: int) -> Rows:

@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from packhouse.client.wire_plans import Balance, CostCurve, Histogram, Plan
-
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 680, 220, 48, 28, 20
-"""Size of a picture, and the room around its plot, in pixels."""
+from packhouse.client import charts
+from packhouse.client.wire_plans import Balance, Plan
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--soft:#5d6673;--line:#d8dde3;--paper:#fff;--card:#f6f8fa;--bar:#2f6fde;
@@ -35,8 +33,6 @@ CURVE = (
 BALANCE = "Greatest cost of a rank over the mean: 1 is even. Only this plan counts a last step that is padded."
 LENGTHS = "Samples of up to so many tokens, and of more than the bar before."
 FILLS = "Packs filled up to so much, and more than the bar before."
-NARROW = 0.02
-"""Least height of the curve's axis, as a share of the mean."""
 
 
 def page(plan: Plan) -> str:
@@ -46,10 +42,10 @@ def page(plan: Plan) -> str:
     sections = [
         f"<h1>Pack plan</h1><p><code>{escape(plan.id)}</code>{stored}</p>",
         _cards(plan),
-        _section("Cost over the steps", _curve(report.cost), CURVE),
+        _section("Cost over the steps", charts.curve(report.cost, "Cost over the steps"), CURVE),
         _section("Balance over the ranks", _balances(plan), BALANCE),
-        _section("Lengths of the samples", _bars(report.lengths, _tokens), LENGTHS),
-        _section("Fill of the packs", _bars(report.fills, _percent), FILLS),
+        _section("Lengths of the samples", charts.bars(report.lengths, charts.tokens, "Samples"), LENGTHS),
+        _section("Fill of the packs", charts.bars(report.fills, charts.percent, "Packs"), FILLS),
         _section("Datasets", _datasets(plan), ""),
         _section("All figures", _figures(plan), ""),
         _section("Request", _table(["field", "value"], _request(plan)), ""),
@@ -126,77 +122,3 @@ def _given(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {one}" for name, one in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _bars(histogram: Histogram, name: object) -> str:
-    most = max([*histogram.counts, 1])
-    step = (WIDTH - LEFT) / max(len(histogram.counts), 1)
-    bars = []
-    for i, (bound, count) in enumerate(zip(histogram.bounds, histogram.counts, strict=True)):
-        tall = count / most * (HEIGHT - BOTTOM - TOP)
-        x, label = LEFT + i * step, name(bound) if callable(name) else str(bound)
-        bars.append(
-            f'<rect class="bar" x="{x + 2:.1f}" y="{HEIGHT - BOTTOM - tall:.1f}" width="{step - 4:.1f}" '
-            f'height="{tall:.1f}"><title>up to {label}: {count:,}</title></rect>'
-            f'<text x="{x + step / 2:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{label}</text>'
-        )
-        if count:
-            y = HEIGHT - BOTTOM - tall - 4
-            bars.append(
-                f'<text x="{x + step / 2:.1f}" y="{y:.1f}" class="count" text-anchor="middle">{_short(count)}</text>'
-            )
-    return _picture("".join(bars), [(0.0, "0"), (1.0, _short(most))])
-
-
-def _curve(curve: CostCurve) -> str:
-    count = len(curve.steps)
-    before = slice(0, max(count - 1, 1))
-    low, top = min([*curve.low[before], 1 - NARROW]), max([*curve.high[before], 1 + NARROW])
-
-    def height(value: float) -> float:
-        return (min(max(value, low), top) - low) / (top - low)
-
-    def points(values: Sequence[float]) -> list[str]:
-        # Each run of steps is as wide as the others and level.
-        edges = [(i + side, value) for i, value in enumerate(values) for side in (0, 1)]
-        return [
-            f"{LEFT + x / count * (WIDTH - LEFT):.1f},{HEIGHT - BOTTOM - height(value) * (HEIGHT - BOTTOM - TOP):.1f}"
-            for x, value in edges
-        ]
-
-    band = points(curve.low) + points(curve.high)[::-1]
-    shapes = (
-        f'<polygon class="band" points="{" ".join(band)}"/>'
-        f'<polyline class="mean" points="{" ".join(points(curve.mean))}"/>'
-        f'<text x="{LEFT}" y="{HEIGHT - 10}">step 0</text>'
-        f'<text x="{WIDTH}" y="{HEIGHT - 10}" text-anchor="end">step {curve.steps[-1]:,}</text>'
-    )
-    mean = height(1.0)
-    middle = [(mean, "mean")] if 0.1 < mean < 0.9 else [(mean, "")]
-    return _picture(shapes, [(0.0, f"{low:.2f}"), *middle, (1.0, f"{top:.2f}")])
-
-
-def _picture(shapes: str, marks: Sequence[tuple[float, str]]) -> str:
-    lines = []
-    for share, label in marks:
-        y = HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
-        lines.append(
-            f'<line class="axis" x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-        )
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(lines)}{shapes}</svg>'
-
-
-def _short(count: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return f"{count:.0f}"
-
-
-def _tokens(bound: float) -> str:
-    return f"{bound / 1024:.0f}k" if bound >= 1024 else f"{bound:.0f}"
-
-
-def _percent(bound: float) -> str:
-    return f"{bound:.4%}".rstrip("0%").rstrip(".") + "%"

@@ -1,5 +1,6 @@
 """The options of the command line that say how a record becomes tokens: those of ``submit`` and ``preview``."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,6 +37,12 @@ MaxLength = Annotated[int | None, typer.Option(help="Most tokens of a sample.")]
 Overflow = Annotated[
     Literal["truncate", "truncate_left", "drop", "split", "error"], typer.Option(help="What happens to longer ones.")
 ]
+
+
+def absolute(source: str) -> str:
+    """Return a source as the service must be told it: a path from the root, or an object's address as it is."""
+    return source if source.startswith("s3://") else os.path.abspath(source)
+
 
 _BUILT_IN = ("internlm2", "chatml", "llama3", "qwen3", "deepseek")
 

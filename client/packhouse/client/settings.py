@@ -30,3 +30,9 @@ def cache_budget() -> int:
 def debugging() -> bool:
     """Whether unexpected errors of commands are shown in full: PACKHOUSE_DEBUG."""
     return bool(os.environ.get("PACKHOUSE_DEBUG"))
+
+
+def faults_file() -> Path | None:
+    """Return the file with the faults of a test: PACKHOUSE_FAULTS."""
+    given = os.environ.get("PACKHOUSE_FAULTS")
+    return Path(given) if given else None

@@ -33,6 +33,8 @@ Entry = tuple[int, int, int]
 
 LOCKS = 256
 CHUNK = 1 << 20
+LEFT_OVER = 3600.0
+"""Seconds after which a part that nobody wrote to was left by a process that is gone: patience ends long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class ShardCache:
         info = part.stat()
         with self._locked("lock"):
             fetched = self._list()
+            self._sweep()
             self._make_room(fetched, info.st_size)
             # Noted first: a file that is noted and not there is harmless, the other way round it would never go.
             fetched[key] = _entry(info)
@@ -189,6 +192,13 @@ class ShardCache:
             entry = fetched.pop(key)
             total -= entry[0]
             self._remove(key, entry)
+
+    def _sweep(self) -> None:
+        """Remove what killed processes had begun to fetch, and nobody has asked for since."""
+        for part in (self._folder / "tmp").glob("[0-9a-f]" * 32 + ".part"):
+            with suppress(FileNotFoundError):
+                if time.time() - part.stat().st_mtime > LEFT_OVER:
+                    part.unlink()
 
     def _remove(self, key: str, entry: Entry | None) -> bool:
         path = self._local.path(key)

@@ -39,6 +39,8 @@ class OpenShards:
 
     def __init__(self, store: ReadStore, receipts: tuple[Receipt, ...], limit: int = 1024) -> None:
         self.table = np.zeros((len(receipts), 4), np.int64)
+        self.extra = False
+        """Whether a shard with extra columns was ever open."""
         self._store = store
         self._receipts = receipts
         self._limit = limit
@@ -66,6 +68,7 @@ class OpenShards:
             self._close(over)
         for number in missing:
             shard = self._open[number] = self._read(number)
+            self.extra |= shard.extra is not None
             mask = 0 if shard.mask_bits is None else shard.mask_bits.ctypes.data
             self.table[number] = shard.offsets.ctypes.data, shard.input_ids.ctypes.data, mask, shard.input_ids.itemsize
 

@@ -24,7 +24,8 @@ class JobSpec(Wire):
     model_config = ConfigDict(strict=True)  # neither true nor "9" is a number
 
     sources: Annotated[list[str], Field(min_length=1)]
-    """Files, folders or globs, as absolute paths on the service's machine. Order counts; folders sort by bytes."""
+    """Files, folders or globs, as absolute paths on the service's machine, or ``s3://bucket/key``, a prefix or a glob
+    in a bucket. Order counts; folders sort by bytes."""
     tokenizer: str
     """Folder with a tokenizer.json, as an absolute path on the service's machine."""
     format: Form | None = None
@@ -55,6 +56,14 @@ class JobSpec(Wire):
     overflow: Literal["truncate", "truncate_left", "drop", "split", "error"] = "truncate"
     """What happens to a sample longer than max_length; truncate keeps its start, truncate_left its end, and split makes
     samples of its pieces."""
+    tokenize: str | None = None
+    """A function that turns records into tokens in place of the built-in forms: ``module:Class`` of a module that the
+    service allows, or ``vision``, chats with pictures."""
+    tokenize_options: dict[str, Any] = {}
+    """Keyword arguments of its class."""
+    file_roots: dict[str, str] = {}
+    """Where the files lie that records name, as absolute paths on the service's machine: a folder for names that begin
+    with a text, which it stands for; "" is for all others. Without one, names are looked up beside the source."""
     on_bad_record: Literal["quarantine", "fail"] = "quarantine"
     max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of bad records above which the job fails."""
@@ -77,6 +86,29 @@ class JobState(StrEnum):
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
+class Change(Wire):
+    """A field of a recipe that is not what it was."""
+
+    field: str
+    old: Any = None
+    new: Any = None
+
+
+class Miss(Wire):
+    """Blocks that are not in the cache, and why."""
+
+    reason: str
+    """``new_block``: never seen; ``evicted``, ``damaged``, ``audit``: made before by this very recipe, and gone, cut or
+    no longer trusted; ``files``: seen with other content of the files that its records name; else the first field of
+    the recipe that changed."""
+    blocks: int
+    bytes: int
+    recipe: str | None = None
+    """Digest of the recipe compared with: of the latest ones that these blocks were made by, the nearest."""
+    changes: list[Change] = []
+    """All fields that differ from it."""
+
+
 class Progress(Wire):
     """Where a job stands: sums over the blocks done so far."""
 
@@ -85,8 +117,12 @@ class Progress(Wire):
     blocks: int = 0
     blocks_done: int = 0
     hits: int = 0
+    shared: int = 0
+    """Of those, blocks that were made while this job ran, by another job or by a worker that died."""
     misses: dict[str, int] = {}
     """Blocks that had to be encoded, by reason."""
+    why: list[Miss] = []
+    """The same with what changed, old and new value; of a job that has ended."""
     rows: int = 0
     tokens: int = 0
     trained_tokens: int = 0

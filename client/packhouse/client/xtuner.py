@@ -17,7 +17,8 @@ from packhouse.client.pack import IGNORE, PADDING_ID, Pack
 from packhouse.client.sequence_context import SequenceContext, pad_ends
 
 DataItem = dict[str, Any]
-"""A segment: ``input_ids``, ``labels`` (not shifted) and ``shifted_labels``, int64 (n,), and ``num_tokens``, n."""
+"""A segment: ``input_ids``, ``labels`` (not shifted) and ``shifted_labels``, int64 (n,), and ``num_tokens``, n; where
+shards have extra columns, those of its sample, and what a runtime made of them."""
 CollateItem = dict[str, Any]
 CollateFn = Callable[[list[list[DataItem]], int, int], Any]
 """``(instances, pack_max_length, padding_token_idx)``: a list of segments for each micro-batch, to what is wanted."""
@@ -77,12 +78,14 @@ def data_items(pack: Pack) -> list[DataItem]:
     targets[1:] = pack.labels[: max(0, pack.num_tokens - 1)]
     ends = pack.cu_seqlens[pack.cu_seqlens <= pack.num_tokens].tolist()
     targets[ends[:-1]] = IGNORE
+    extras = [one.values for one in pack.extras] or [{}] * (len(ends) - 1)
     return [
         {
+            **extra,
             "input_ids": pack.input_ids[begin:end],
             "labels": targets[begin:end],
             "num_tokens": end - begin,
             "shifted_labels": pack.labels[begin:end],
         }
-        for begin, end in pairwise(ends)
+        for (begin, end), extra in zip(pairwise(ends), extras, strict=True)
     ]
