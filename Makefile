@@ -42,6 +42,7 @@ bench: $(READY)  ## what is measured: a table, and JSON beside it in build/bench
 	$(BIN)/python tests/benchmarks/caching.py --out build/bench
 	$(BIN)/python tests/benchmarks/incremental.py --out build/bench
 	$(BIN)/python tests/benchmarks/chats.py --out build/bench
+	$(BIN)/python tests/benchmarks/catalog.py --out build/bench
 	$(BIN)/python tests/benchmarks/packing.py --out build/bench
 	$(BIN)/python tests/benchmarks/streaming.py --out build/bench
 	$(BIN)/python tests/benchmarks/trainer.py --out build/bench

@@ -19,7 +19,8 @@ STREAMS_WITHIN = 3
 def listening(host: str, port: int) -> Iterator[socket.socket]:
     """Listen on ``port``, or on a free one for 0; raise ``Unavailable``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+    # Named as TCP, for asyncio sends at once on such sockets only; on others each answer waits 40 ms for the client.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
