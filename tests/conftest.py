@@ -13,6 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import settings
+from tests.postgres import database_url, postgres  # noqa: F401 - fixtures
+from tests.s3_server import S3Server
+from tests.s3_server import s3_server as _s3_server
 
 from packhouse.client.api import Client
 from packhouse.client.digest import digest_bytes, digest_json
@@ -27,14 +30,18 @@ from packhouse.client.format import (
     meta_path,
     shard_schema,
 )
-from packhouse.client.store import LocalStore, Store
+from packhouse.client.store import Store, store_at
 from packhouse.client.wire import Job, JobSpec
 from packhouse.service.app import create_app
 from packhouse.service.catalog import Catalog
+from packhouse.service.inventory import Inventory
 from packhouse.service.jobs import Jobs
+from packhouse.service.metrics import Metrics
+from packhouse.service.observed import ObservedWork
 from packhouse.service.parts import Parts
 from packhouse.service.server import answering, listening
 from packhouse.service.settings import Settings
+from packhouse.service.space import Space
 from packhouse.service.work import CacheWork
 from packhouse.worker.executor import Executor
 
@@ -62,8 +69,26 @@ class MemoryStore:
     def size(self, key: str) -> int | None:
         return len(self.files[key]) if key in self.files else None
 
+    location = "memory"
+
+    def check(self) -> None:
+        """It can always be written."""
+
+    def sweep(self) -> int:
+        return 0
+
+    def sizes(self, keys: Sequence[str]) -> list[int | None]:
+        return [self.size(key) for key in keys]
+
+    def pieces(self, key: str) -> Iterator[bytes]:
+        yield bytes(self.open(key))
+
     def delete(self, key: str) -> None:
         self.files.pop(key, None)
+
+    def move(self, key: str, to: str) -> None:
+        if key in self.files:
+            self.files[to] = self.files.pop(key)
 
     def list(self, prefix: str) -> Iterator[str]:
         yield from sorted(key for key in self.files if key.startswith(f"{prefix}/"))
@@ -144,6 +169,13 @@ def executor() -> Iterator[Executor]:
 
 
 @pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server in a process of its own, on a free port of loopback, with empty buckets of any name."""
+    with _s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level BPE with 600 entries, ChatML marks and a chat template, trained on this project's own sources."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -189,16 +221,22 @@ def _running(home: Path, executor: Executor, **changes: Any) -> Iterator[Running
     options = {"home": home, "store": str(home / "store"), "database_url": f"sqlite:///{home}/packhouse.db"}
     settings = Settings(**{**options, **changes})
     with listening("127.0.0.1", 0) as listener, closing(Catalog(settings.database_url)) as catalog:
-        store = LocalStore(settings.store)
-        jobs = Jobs(catalog, CacheWork(store, catalog, executor), at_once=settings.jobs_at_once)
-        parts = Parts(settings, store, catalog, jobs, executor)
+        store = store_at(settings.store)
+        metrics = Metrics()
+        inventory = Inventory(catalog.engine, lease=settings.lease)
+        doing = CacheWork(store, catalog, executor, metrics.encoded, settings.tokenize_modules, inventory=inventory)
+        jobs = Jobs(catalog, ObservedWork(doing, metrics), at_once=settings.jobs_at_once, lease=settings.lease)
+        space = Space(inventory, store, jobs.signs, budget=settings.store_budget, keep=settings.keep, tick=0.2)
+        parts = Parts(settings, store, catalog, jobs, executor, space, metrics)
         with answering(create_app(parts), listener, jobs, threading.Event()):
             jobs.start()
+            space.start()
             yield RunningService(f"http://127.0.0.1:{listener.getsockname()[1]}", parts)
+            space.stop()
             assert jobs.stop(30)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start_service(executor: Executor) -> Callable[..., AbstractContextManager[RunningService]]:
     """A function (home, **settings) -> context with a running service: the real application, job table and workers."""
     return partial(_running, executor=executor)

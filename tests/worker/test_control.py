@@ -111,7 +111,7 @@ def test_the_longer_token_is_found_first_and_none_is_found_where_none_is() -> No
     tokens = ControlTokens(["<a", "<a>"])
     assert tokens.find("x<a>y<a") == [(1, 4), (5, 7)]
     assert ControlTokens([]).find("abc") == []
-    assert not tokens.within(["abc", "<b"])
+    assert not tokens.within("abc\0<b")
 
 
 def test_private_characters_cannot_forge_a_mark(toolkit: Any, rows: Any, chat: Any, tiny: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from packhouse.worker import engines, tokenize
-from packhouse.worker.engines import Encoded, Encoder, GigatokenEngine, normalizes, token_bytes
+from packhouse.worker.engines import Encoded, Encoder, GigatokenEngine
 from packhouse.worker.probes import probes
 from packhouse.worker.recipe import load_tokenizer
 
@@ -188,61 +188,6 @@ def test_the_engine_is_loaded_anew_when_its_caches_have_grown(
     assert engine._tokenizer is first
     assert engine.encode(["twelve bytes"]).ids.tolist() == ids
     assert engine._tokenizer is not first
-
-
-@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3", "tiny", "own"])
-def test_the_bytes_of_tokens_add_up_to_the_text(
-    name: str, request: pytest.FixtureRequest, tiny: Path, tokenizer_dir: Path
-) -> None:
-    own = {"tiny": tiny, "own": tokenizer_dir}
-    folder = own[name] if name in own else request.getfixturevalue("shared") / "data" / "tokenizers" / name
-    backend = backend_of(folder)
-    lengths, slow = token_bytes(backend), Encoder(backend, fast=False).slow
-    assert lengths is not None
-    texts = [text for text in [*TEXTS, *probes([])[:60]] if "\u0301" not in text]
-    for text in texts:
-        if normalizes(backend) != "NFC" or text.isascii():
-            assert int(lengths[slow.encode([text]).ids].sum()) == len(text.encode()), text
-
-
-def test_where_ids_do_not_tell_their_bytes_there_are_none(tiny_files: dict[str, Any]) -> None:
-    backend = tiny_files["tokenizer.json"]
-    assert token_bytes(backend) is not None
-    spaced = backend | {"pre_tokenizer": backend["pre_tokenizer"] | {"add_prefix_space": True}}
-    assert token_bytes(spaced) is None
-    for flag in ("lstrip", "rstrip"):
-        tokens = [backend["added_tokens"][0] | {flag: True}, *backend["added_tokens"][1:]]
-        assert token_bytes(backend | {"added_tokens": tokens}) is None
-    assert token_bytes(backend | {"pre_tokenizer": {"type": "Metaspace"}}) is None
-    assert token_bytes(backend | {"model": backend["model"] | {"end_of_word_suffix": "</w>"}}) is None
-
-
-def test_spaces_that_are_added_and_spaces_that_are_taken_do_not_cancel_out(
-    tiny_files: dict[str, Any], write_tokenizer: Any, toolkit: Any, rows: Any, tmp_path: Path
-) -> None:
-    """Together they leave the sum of bytes right and the borders between them wrong by one."""
-    backend = json.loads(json.dumps(tiny_files["tokenizer.json"]))
-    backend["pre_tokenizer"]["add_prefix_space"] = True
-    backend["added_tokens"][4]["lstrip"] = True
-    folder = write_tokenizer(tmp_path / "t", tiny_files | {"tokenizer.json": backend})
-    template = "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content + '<|im_end|>' }}{% endfor %}"
-    record = {"messages": [{"role": "user", "content": "q "}, {"role": "assistant", "content": "xyz "}]}
-    kit = toolkit(folder, kind="chat", template=template)
-    assert rows(kit, [record]).trained == [[92, 93, 94, 4]]
-    lengths = token_bytes(tiny_files["tokenizer.json"])
-    kit.encoder.token_bytes = lengths
-    assert rows(kit, [record]).trained != [[92, 93, 94, 4]], "by their bytes they would be"
-
-
-def test_normalizers_are_told_apart() -> None:
-    assert normalizes({"normalizer": None}) == "none"
-    assert normalizes({"normalizer": {"type": "Sequence", "normalizers": []}}) == "none"
-    assert normalizes({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}}) == "NFC"
-    assert (
-        normalizes({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}})
-        is None
-    )
-    assert normalizes({"normalizer": {"type": "NFKC"}}) is None
 
 
 def test_gigatoken_needs_no_awkward_arrays(monkeypatch: pytest.MonkeyPatch, tokenizer_dir: Path) -> None:

@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from packhouse.worker.lookup import (
-    audit_failed,
-    miss_reasons,
+    RECIPES_SEEN,
+    Lookup,
+    changes_between,
+    failed_parts,
+    look_up,
     note_audit_failed,
+    note_recipe,
     note_seen,
     remember_blocks,
     remembered_blocks,
@@ -31,6 +35,16 @@ class Memory(dict[str, bytes]):
         self.update(items)
 
 
+def seen(index: Memory, *digests: str, recipe: Recipe = RECIPE) -> None:
+    note_recipe(recipe, index)
+    note_seen(digests, recipe, index)
+
+
+def reasons(index: Memory, store: Any, recipe: Recipe, *digests: str) -> dict[str, str]:
+    keys = {digest: recipe.shard_key(digest) for digest in digests}
+    return {digest: why.reason for digest, why in look_up(keys, recipe, store, index, ()).misses.items()}
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -48,26 +62,39 @@ class Memory(dict[str, bytes]):
         ({"kind": "text", "template": None, "loss": "all", "field": "text"}, "kind"),
     ],
 )
-def test_the_reason_is_the_part_that_changed(change: dict[str, Any], reason: str) -> None:
+def test_the_reason_is_the_part_that_changed(change: dict[str, Any], reason: str, memory_store: type[Any]) -> None:
+    index, recipe = Memory(), replace(RECIPE, **change)
+    seen(index, A)
+    assert reasons(index, memory_store(), recipe, A, B) == {A: reason, B: "new_block"}
+    changes = changes_between(RECIPE.to_json(), recipe.to_json())
+    assert {one.field: one.new for one in changes} == change
+    assert {one.field: one.old for one in changes} == {name: getattr(RECIPE, name) for name in change}
+
+
+def test_the_reason_is_told_against_the_nearest_recipe_of_the_latest(memory_store: type[Any]) -> None:
+    index, store = Memory(), memory_store()
+    seen(index, A, B)
+    seen(index, A, recipe=replace(RECIPE, max_length=9, eos_id=5))
+    assert reasons(index, store, RECIPE, A, B) == {A: "evicted", B: "evicted"}, "both were made by it before"
+    other = replace(RECIPE, max_length=9, eos_id=6)
+    assert reasons(index, store, other, A, B) == {A: "eos_id", B: "max_length"}
+
+
+def test_what_is_remembered_of_a_block_is_bounded(memory_store: type[Any]) -> None:
     index = Memory()
-    note_seen([A], RECIPE, index)
-    assert miss_reasons([A, B], replace(RECIPE, **change), index) == {A: reason, B: "new_block"}
+    for length in range(1, 30):
+        seen(index, A, recipe=replace(RECIPE, max_length=length))
+    assert len(index[f"seen:{A}"]) == 32 * RECIPES_SEEN
+    assert reasons(index, memory_store(), replace(RECIPE, max_length=29), A) == {A: "evicted"}
+    assert reasons(index, memory_store(), replace(RECIPE, max_length=1), A) == {A: "max_length"}
 
 
-def test_the_reason_is_told_against_the_last_recipe() -> None:
+def test_a_lost_index_costs_reasons_and_nothing_else(memory_store: type[Any]) -> None:
     index = Memory()
-    note_seen([A, B], RECIPE, index)
-    note_seen([A], replace(RECIPE, max_length=9), index)
-    assert miss_reasons([A, B], replace(RECIPE, max_length=9, loss="all"), index) == {A: "loss", B: "loss"}
-    assert miss_reasons([A, B], RECIPE, index) == {A: "max_length", B: "evicted"}
-
-
-def test_a_lost_index_costs_reasons_and_nothing_else() -> None:
-    index = Memory()
-    note_seen([A], RECIPE, index)
+    seen(index, A)
     del index[f"recipe:{RECIPE.digest}"]
-    assert miss_reasons([A], RECIPE, index) == {A: "new_block"}
-    assert miss_reasons([], RECIPE, Memory()) == {}
+    assert reasons(index, memory_store(), replace(RECIPE, max_length=9), A) == {A: "new_block"}
+    assert look_up({}, RECIPE, memory_store(), Memory(), ()) == Lookup({}, {}, {})
 
 
 def test_blocks_are_remembered_under_the_fingerprint_of_a_settled_source() -> None:
@@ -96,9 +123,9 @@ def test_a_failed_audit_is_remembered_for_the_tokenizer_or_the_template(
     parts: list[str], other_tokenizer: bool, other_template: bool
 ) -> None:
     index = Memory()
-    assert not audit_failed(RECIPE, index)
+    assert not failed_parts(RECIPE, index)
     note_audit_failed(RECIPE, parts, index)
-    assert audit_failed(replace(RECIPE, max_length=9), index)
-    assert audit_failed(replace(RECIPE, tokenizer="u" * 32), index) is other_tokenizer
-    assert audit_failed(replace(RECIPE, template="{{ y }}"), index) is other_template
-    assert not audit_failed(replace(RECIPE, tokenizer="u" * 32, template=None), index)
+    assert failed_parts(replace(RECIPE, max_length=9), index) == set(parts)
+    assert bool(failed_parts(replace(RECIPE, tokenizer="u" * 32), index)) is other_tokenizer
+    assert bool(failed_parts(replace(RECIPE, template="{{ y }}"), index)) is other_template
+    assert not failed_parts(replace(RECIPE, tokenizer="u" * 32, template=None), index)

@@ -16,11 +16,11 @@ import numpy as np
 import psutil
 import pytest
 
-from packhouse.client.errors import InvalidRequest, Unavailable
+from packhouse.client.errors import Unavailable
 from packhouse.client.format import data_path, meta_path, read_manifest, read_shard, receipt_path
 from packhouse.client.store import TEMPORARY, LocalStore
 from packhouse.client.wire import JobSpec, Progress
-from packhouse.worker import pipeline, sources, work
+from packhouse.worker import crew, encoding, pipeline, scanning, sources, work
 from packhouse.worker.executor import Executor
 from packhouse.worker.pipeline import BadRecords, Cancelled, Outcome
 from packhouse.worker.recipe import resolve
@@ -123,7 +123,7 @@ def many(folder: Path, count: int = 12) -> list[Path]:
 @pytest.fixture
 def each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block is a task of its own."""
-    monkeypatch.setattr(pipeline, "TASK_BLOCKS", 1)
+    monkeypatch.setattr(encoding, "TASK_BLOCKS", 1)
 
 
 def test_a_second_run_is_all_hits_and_reads_nothing(place: Place, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_file_as_fresh_as_the_clock_is_coarse_is_not_remembered(place: Place, 
         write(path, letter, settled=False)
         assert place.texts(place.run(path)) == [[*[69 + "abc".index(letter[0])] * 4, 2]]
         if time.time_ns() - path.stat().st_ctime_ns < 60_000_000:
-            assert not [key for key in place.index if key.startswith("blocks:")]
+            assert not [key for key in place.index if key.startswith("cuts:")]
     wait_for_age(path)
     place.run(path)
     place.run(path)
@@ -359,7 +359,7 @@ def test_a_job_cancelled_before_it_starts_does_nothing(place: Place, tmp_path: P
 
 @pytest.mark.parametrize("moment", ["before the work", "in a write"])
 @pytest.mark.usefixtures("each_alone")
-def test_a_killed_worker_changes_nothing(place: Place, tmp_path: Path, moment: str) -> None:
+def test_b083_a_killed_worker_changes_nothing(place: Place, tmp_path: Path, moment: str) -> None:
     paths, flag = many(tmp_path / "in"), tmp_path / "killed"
 
     def die(encode: Callable[..., Any], store: Any, recipe: Any, blocks: list[Any], **options: Any) -> Any:
@@ -395,8 +395,8 @@ def test_a_worker_that_dies_while_it_scans_is_followed_by_another(place: Place, 
     expected = Place(LocalStore(tmp_path / "other"), Memory(), place.executor, place.tokenizer, []).run(*paths)
     place.executor = Wrapped(place.executor, die, "scan_sources")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "SCAN_FILES", 1)
-        if times < pipeline.ATTEMPTS:
+        patch.setattr(scanning, "SCAN_FILES", 1)
+        if times < crew.ATTEMPTS:
             assert place.run(*paths) == expected
         else:
             with pytest.raises(Unavailable, match=r"3 workers died on '.*b\.jsonl'"):
@@ -429,10 +429,10 @@ def test_a_worker_killed_from_outside_in_mid_job(place: Place, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_a_record_that_kills_its_worker_again_and_again_fails_the_job_and_is_named(
+def test_b084_a_record_that_kills_its_worker_again_and_again_fails_the_job_and_is_named(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
-    monkeypatch.setattr(pipeline, "TASK_BLOCKS", 64 if together else 1)
+    monkeypatch.setattr(encoding, "TASK_BLOCKS", 64 if together else 1)
     paths, deaths = many(tmp_path / "in", 4), tmp_path / "deaths"
     deadly = write(tmp_path / "deadly.jsonl", "fine", "deadly", "x")
     deaths.mkdir()
@@ -491,7 +491,7 @@ def audited_away(texts: list[str], word: str) -> list[str]:
 def test_a_wrong_engine_is_found_by_the_audit_and_its_earlier_blocks_are_done_again(
     place: Place, tmp_path: Path, rare: Path, monkeypatch: pytest.MonkeyPatch, blocks_of_a_task: int
 ) -> None:
-    monkeypatch.setattr(pipeline, "TASK_BLOCKS", blocks_of_a_task)
+    monkeypatch.setattr(encoding, "TASK_BLOCKS", blocks_of_a_task)
     place.tokenizer = rare
     # The heaviest goes first: wrong in a row that the audit does not see. The lightest is wrong in all rows.
     hidden = [
@@ -564,7 +564,7 @@ def test_a_source_that_goes_between_scan_and_stat(place: Place, tmp_path: Path) 
 
 
 def test_a_source_that_cannot_be_read_is_refused(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="check the path"):
+    with pytest.raises(SourceChanged, match="put it back"):
         place.run(tmp_path / "missing.jsonl")
 
 
@@ -597,7 +597,7 @@ def test_a_full_disk_fails_the_job_and_more_space_finishes_it(
     expected = truth.run(*paths)
     with pytest.raises(Unavailable, match=r"store cannot be written .No space left on device") as caught:
         place.run(*paths)
-    assert "finished shards are kept" in caught.value.remedy
+    assert "what is finished is kept" in caught.value.remedy
     assert not list(place.store.list("datasets"))
     deadline = time.monotonic() + 10
     while place.temporaries() and time.monotonic() < deadline:

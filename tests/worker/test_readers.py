@@ -6,60 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.worker.kinds import KINDS, LINES, ROWS, records, write, zstd
 
 from packhouse.client.errors import InvalidRequest
-from packhouse.worker import readers, sources, unpacked
+from packhouse.worker import cutting, readers, unpacked
 from packhouse.worker.json_array import BrokenArray, elements
 from packhouse.worker.readers import SourceDamaged, kind_of
-from packhouse.worker.sources import Block, Fingerprint, expand, read, scan
+from packhouse.worker.sources import Fingerprint, expand, scan
 from packhouse.worker.unpacked import first_records
-
-ROWS = [{"text": f"é {n} " + "x" * (n % 90), "n": n} for n in range(3000)]
-LINES = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in ROWS)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MIN_BLOCK", 20_000)
-    monkeypatch.setattr(sources, "MAX_BLOCK", 60_000)
-    monkeypatch.setattr(sources, "MEAN_TAIL", 5_000)
-
-
-def zstd(data: bytes) -> bytes:
-    packed: bytes = pa.compress(data, codec="zstd", asbytes=True)
-    return packed
-
-
-def write(path: Path, kind: str) -> Path:
-    half = len(LINES) // 2
-    array = json.dumps(ROWS, indent=1, ensure_ascii=False).encode()
-    table = pa.Table.from_pylist(ROWS)
-    if kind == "parquet":
-        pq.write_table(table, path, row_group_size=1000)
-    elif kind == "feather":
-        feather.write_feather(table, str(path), chunksize=1000)
-    elif kind == "arrow":
-        with pa.ipc.new_stream(str(path), table.schema) as writer:
-            writer.write_table(table)
-    else:
-        members = gzip.compress(LINES[:half]) + gzip.compress(LINES[half:])
-        frames = zstd(LINES[:half]) + zstd(LINES[half:])
-        data = {"jsonl.gz": members, "jsonl.zst": frames, "json": array, "json.gz": gzip.compress(array)}
-        path.write_bytes(data[kind])
-    return path
-
-
-def records(blocks: list[Block]) -> list[Any]:
-    return [json.loads(line) for block in blocks for line in read(block).splitlines()]
+    monkeypatch.setattr(cutting, "NARROWEST", 10_000)
+    monkeypatch.setattr(cutting, "WIDEST", 20_000)
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "json", "json.gz", "parquet", "feather", "arrow"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_b038_every_kind_of_source_gives_the_same_records(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path / f"a.{kind}", kind)
     assert expand([str(tmp_path)]) == [str(path)]
@@ -130,10 +98,9 @@ def test_a_bomb_is_refused(pack: Any, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_line_without_an_end_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_BLOCK", 10_000)
-    monkeypatch.setattr(sources, "MIN_BLOCK", 5_000)
-    monkeypatch.setattr(sources, "_READ_AT_ONCE", 4_096)
-    monkeypatch.setattr(sources, "MAX_LINE", 50_000)
+    monkeypatch.setattr(cutting, "NARROWEST", 5_000)
+    monkeypatch.setattr(cutting, "READ_AT_ONCE", 4_096)
+    monkeypatch.setattr(cutting, "MAX_LINE", 50_000)
     (tmp_path / "a.jsonl").write_bytes(b"{}\n" + b"x" * 200_000)
     with pytest.raises(SourceDamaged, match="no line ends within 50,000 bytes"):
         scan(str(tmp_path / "a.jsonl"))

@@ -18,7 +18,8 @@ from transformers import AutoTokenizer
 from packhouse.client.errors import Damaged, InvalidRequest, NotFound, Unavailable
 from packhouse.client.store import LocalStore
 from packhouse.client.wire import JobSpec
-from packhouse.worker.recipe import Recipe, TokenizerContent, load_tokenizer, resolve, tokenizer_path
+from packhouse.worker.recipe import Recipe, TokenizerContent, load_tokenizer, resolve
+from packhouse.worker.tokenizer_content import tokenizer_path
 
 Write = Callable[[Path, dict[str, Any]], Path]
 

@@ -172,6 +172,14 @@ def test_nulls_are_as_if_they_were_not_there() -> None:
     assert chat.tools is None
 
 
+@pytest.mark.parametrize("weight", [0.5, 2, -1])
+def test_a_weight_that_is_neither_nought_nor_one_is_refused(weight: float) -> None:
+    with pytest.raises(BadRecord) as refusal:
+        chat_of({"m": [{"role": "assistant", "content": "a", "loss_weight": weight}]}, "m")
+    assert refusal.value.reason == "unsupported"
+    assert "0 nor 1" in refusal.value.detail
+
+
 def test_rows_keep_their_own_keys_and_types() -> None:
     """No reader unifies them: a row gains no key, and a date stays text beside a number."""
     rows = [{"city": "X", "t": "2025-08-01"}, {"n": 3, "t": 1690876800}, {"big": 2**80, "f": 1.0}]
@@ -189,7 +197,6 @@ def test_rows_keep_their_own_keys_and_types() -> None:
         ({"weight": 0}, False),
         ({"weight": 1}, True),
         ({"loss_weight": 0.0}, False),
-        ({"loss_weight": 0.5}, True),
         ({"loss": False}, False),
         ({"loss": True}, True),
         ({"loss": None}, True),

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from packhouse.worker.forms import NEEDED, chat_of_form, field_names, recognise
+from packhouse.worker.sources import read, scan
 from packhouse.worker.tokenize import Toolkit
 
 KITS: dict[Any, Toolkit] = {}
@@ -206,3 +209,40 @@ def test_the_qwen3_reference_is_independent_of_ours(shared: Path) -> None:
     )
     trained = [token for token, bit in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if bit]
     assert tokenizer.decode(trained) == "one<|im_end|><think>\n\n</think>\n\none<|im_end|>"
+
+
+FILES = ["alpaca_en_demo.json", "alpaca_zh_demo.json", "glaive_toolcall_en_demo.json", "gsm8k_train.jsonl"]
+"""Files of conversations that ``test_chats`` does not hold, since transformers cannot read their form."""
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_every_form_of_conversation_is_what_transformers_makes_of_it(
+    name: str, file: str, shared: Path, kit: Any, rows: Any
+) -> None:
+    """All records go in; the ids and masks of some, spread over the file, are compared."""
+    folder, path = shared / "data" / "tokenizers" / name, shared / "data" / "sft" / file
+    plain, marked = templates(name, loaded(folder))
+    records = json.loads(path.read_text()) if file.endswith(".json") else records_of(path)
+    form, names = recognise(records[0]) or pytest.fail("no form")
+    fields = field_names(form, names)
+    usual = field_names(form, {})
+    stated = tuple(sorted((field, one) for field, one in fields.items() if one != usual[field]))
+    main = next(iter(NEEDED[form]))
+    made = rows(kit(folder, plain, record=form, field=fields[main], fields=stated), records)
+    assert (len(made.ids), made.rejects) == (len(records), [])
+    assert made.samples.engine == "gigatoken"
+    options: dict[str, Any] = {"chat_template": marked, "return_dict": True, "return_assistant_tokens_mask": True}
+    for row in range(0, len(records), len(records) // 20):
+        chat = chat_of_form(records[row], form, fields)
+        truth = loaded(folder).apply_chat_template(chat.messages, tools=chat.tools, **options)
+        assert (made.ids[row], made.masks[row]) == (truth["input_ids"], truth["assistant_masks"]), row
+
+
+@pytest.mark.parametrize("documents", ["file", "paragraph"])
+def test_documents_of_plain_text(documents: str, shared: Path, kit: Any, rows: Any) -> None:
+    path, folder = shared / "data" / "pretrain" / "wiki_demo.txt", shared / "data" / "tokenizers" / "qwen3"
+    text = path.read_text()
+    parts = [part.strip("\r\n") for part in re.split(r"\n\s*\n", text) if part.strip()]
+    made = rows(kit(folder, kind="text"), b"".join(read(block) for block in scan(str(path), documents)))
+    assert made.ids == loaded(folder)([text] if documents == "file" else parts)["input_ids"]

@@ -300,6 +300,19 @@ def test_an_endless_rendering_is_stopped(monkeypatch: pytest.MonkeyPatch) -> Non
     assert SlowRenderer(plain(CHATML), {}).render(CHATS["one turn"])[0], "a later rendering is not hit by the deadline"
 
 
+def test_a_rendering_that_takes_ever_more_memory_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packhouse.worker.renderers.MAX_GROWTH", 64 << 20)
+    monkeypatch.setattr("packhouse.worker.renderers.MAX_SECONDS", 60)
+    twice = "{% for i in range(24) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+    source = "{% set ns = namespace(x='a', y=[]) %}" + twice
+    for renderer, kind, copies in ((FastRenderer, "OutOfFuel", 2000), (SlowRenderer, "TimeOut", 60)):
+        more = f"{{% for i in range({copies}) %}}{{% set ns.y = ns.y + [ns.x ~ i] %}}{{% endfor %}}"
+        with pytest.raises(TemplateError) as caught:
+            renderer(source + more, {}).render(CHATS["one turn"])
+        assert caught.value.kind == kind
+    assert "64 MiB" in str(caught.value)
+
+
 def test_a_rendering_that_grows_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packhouse.worker.render.MAX_RENDERED", 100)
     template = ChatTemplate("{% for i in range(90) %}{{ messages[0].content }}{% endfor %}", {})
@@ -419,8 +432,9 @@ DIFFERS = "{% for m in messages %}{% if 'float' in m.content %}{{ 1e22 }}{% endi
 
 
 def test_a_renderer_that_differs_on_a_row_is_found_and_the_block_done_again(
-    toolkit: Any, rows: Any, chat: Any, tiny: Path
+    toolkit: Any, rows: Any, chat: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("packhouse.worker.reading.AUDIT_BYTES", 20)
     records = [chat("a", "b"), chat("a", "float"), chat("float", "c")]
     kit, truth = (toolkit(tiny, kind="chat", template=DIFFERS, fast=fast) for fast in (True, False))
     assert kit.template.fast is not None

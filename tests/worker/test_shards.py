@@ -184,7 +184,8 @@ def test_quarantine_entries_come_back(tmp_path: Path) -> None:
     write_shard(store, KEY, samples(rejects=3), 265)
     entries = read_rejects(store, KEY)
     assert [Reject(**entry) for entry in entries] == samples(rejects=3).rejects
-    assert read_rejects(store, "cd" * 16) == []
+    with pytest.raises(NotFound, match="has no shards/cd"):
+        read_rejects(store, "cd" * 16)
 
 
 def test_a_receipt_survives_json(tmp_path: Path) -> None:

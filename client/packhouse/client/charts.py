@@ -15,14 +15,16 @@ def bars(histogram: Histogram, name: Callable[[float], str], title: str) -> str:
     """Return a histogram: a bar for each bound, which ``name`` writes; ``title`` is for who cannot see it."""
     most = max([*histogram.counts, 1])
     step = (WIDTH - LEFT) / max(len(histogram.counts), 1)
+    crowded = len(histogram.counts) > 8
     shapes = []
     for i, (bound, count) in enumerate(zip(histogram.bounds, histogram.counts, strict=True)):
         tall = count / most * (HEIGHT - BOTTOM - TOP)
         x, label = LEFT + i * step, escape(name(bound))
+        place = "odd" if crowded and i % 2 else "even"  # where there is little room, a page leaves the odd ones out
         shapes.append(
             f'<rect class="bar" x="{x + 2:.1f}" y="{HEIGHT - BOTTOM - tall:.1f}" width="{step - 4:.1f}" '
             f'height="{tall:.1f}"><title>up to {label}: {count:,}</title></rect>'
-            f'<text x="{x + step / 2:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{label}</text>'
+            f'<text x="{x + step / 2:.1f}" y="{HEIGHT - 10}" class="{place}" text-anchor="middle">{label}</text>'
         )
         if count:
             y = HEIGHT - BOTTOM - tall - 4

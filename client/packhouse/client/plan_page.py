@@ -22,7 +22,7 @@ th,td{padding:4px 12px 4px 0;border-bottom:1px solid var(--line);text-align:righ
 th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere;min-width:9em}th{font-weight:600}
 svg text{fill:var(--soft);font-size:12px}.axis{stroke:var(--line)}.bar,.dot{fill:var(--bar)}.band{fill:var(--band)}
 .mean{fill:none;stroke:var(--bar);stroke-width:1.5}
-@media(max-width:600px){svg text{font-size:15px}svg .count{display:none}}
+@media(max-width:600px){svg text{font-size:15px}svg .count,svg .odd{display:none}}
 """
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs
@@ -116,6 +117,12 @@ class FileSystemSource:
     def __init__(self, uri: str) -> None:
         self._uri = uri
 
+    @property
+    def _shown(self) -> str:
+        """The URI without the keys that it may carry."""
+        parts = urlsplit(self._uri)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
     @contextmanager
     def piece(self, key: str, start: int) -> Iterator[Piece]:
         """Open a file from ``start`` on; its digest is checked by who reads it, against a manifest."""
@@ -142,9 +149,9 @@ class FileSystemSource:
         try:
             yield
         except FileNotFoundError:
-            raise NotFound(f"the store {self._uri} has no {key}") from None
+            raise NotFound(f"the store {self._shown} has no {key}") from None
         except OSError as error:
-            fact = f"the store {self._uri} cannot be read ({error})"
+            fact = f"the store {self._shown} cannot be read ({error})"
             raise Unavailable(fact, "check its address and keys") from error
 
 

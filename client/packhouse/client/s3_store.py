@@ -64,7 +64,8 @@ class Address:
             raise InvalidRequest(f"the S3 address has {unknown[0]!r}", "give endpoint_override, scheme or region")
         bucket = parts.netloc.rpartition("@")[2]
         if parts.scheme != "s3" or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket):
-            raise InvalidRequest(f"the S3 address has the bucket {bucket!r}", "use s3://bucket/prefix")
+            shown = bucket if ":" not in bucket else "…"  # a key with an unquoted slash looks like one
+            raise InvalidRequest(f"the S3 address has the bucket {shown!r}", "use s3://bucket/prefix")
         if parts.username:
             options |= {"access_key": unquote(parts.username), "secret_key": unquote(parts.password or "")}
         prefix = unquote(parts.path).strip("/")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.wire import Form, JobSpec
 from packhouse.worker.forms import NEEDED, field_names, recognise_all
+from packhouse.worker.tokenize_fn import Custom
 
 LossRule = Literal["all", "assistant", "last_turn", "completion", "given"]
 
@@ -73,3 +74,27 @@ def loss_of(asked: str | None, kind: str, form: Form) -> LossRule:
     if form == "text" or asked == "all":
         return "all"
     return "completion"
+
+
+_OF_FORMS = (
+    *("format", "kind", "text_field", "messages_field", "fields"),
+    *("control_tokens", "loss", "add_bos", "add_eos"),
+)
+
+
+def check_options(spec: JobSpec) -> None:
+    """Raise ``InvalidRequest`` for what a job says of records that a tokenize function reads."""
+    for name in _OF_FORMS:
+        if getattr(spec, name) != JobSpec.model_fields[name].default:
+            detail = f"{name} is {getattr(spec, name)!r}, and a tokenize function decides that by itself"
+            raise InvalidRequest(detail, "leave it out; the function may take it among tokenize_options")
+
+
+def check_cut(spec: JobSpec, custom: Custom) -> None:
+    """Raise ``InvalidRequest`` where samples would be cut whose extra columns cannot be cut with them."""
+    if custom.extra and spec.max_length is not None and spec.overflow not in ("drop", "error"):
+        names = ", ".join(name for name, _ in custom.extra)
+        raise InvalidRequest(
+            f"overflow {spec.overflow!r} would cut samples, but not what their extra columns ({names}) hold",
+            "set overflow to 'drop' or 'error', or cut in the function",
+        )

@@ -11,7 +11,7 @@ class ControlTokens:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self.tokens = frozenset(token for token in tokens if token and not token.isspace())
-        self._firsts = {token[0] for token in self.tokens}
+        self._beginnings = {token[:2] for token in self.tokens}
         longest = sorted(self.tokens, key=lambda token: (-len(token), token))
         self.pattern = re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
@@ -19,13 +19,12 @@ class ControlTokens:
         """Return where the tokens stand in ``text``."""
         return [match.span() for match in self.pattern.finditer(text)] if self._may_hold(text) else []
 
-    def within(self, texts: Iterable[str]) -> bool:
-        """Return whether any of ``texts`` holds one."""
-        text = "\0".join(texts)
+    def within(self, text: str) -> bool:
+        """Return whether ``text`` holds one."""
         return self._may_hold(text) and self.pattern.search(text) is not None
 
     def _may_hold(self, text: str) -> bool:
-        return any(first in text for first in self._firsts)
+        return any(beginning in text for beginning in self._beginnings)
 
 
 def control_tokens(added: Iterable[dict[str, object]], frames: Iterable[str]) -> ControlTokens:

@@ -16,6 +16,7 @@ import tokenizers
 import xxhash
 
 from packhouse.worker.probes import probes
+from packhouse.worker.token_bytes import token_bytes
 
 Ids = np.ndarray[tuple[int], np.dtype[np.uint32]]
 Offsets = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -50,10 +51,14 @@ class HuggingFaceEngine:
 
     name = "huggingface"
 
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
-        self._tokenizer = tokenizers.Tokenizer.from_str(backend)
-        self._plain: Any = None
+    def __init__(self, backend: str | tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_str(backend) if isinstance(backend, str) else backend
+        # The same tokenizer without added tokens. It shares the model: to load another one would take a second.
+        self._plain = tokenizers.Tokenizer(self._tokenizer.model)
+        if self._tokenizer.normalizer is not None:
+            self._plain.normalizer = self._tokenizer.normalizer
+        if self._tokenizer.pre_tokenizer is not None:
+            self._plain.pre_tokenizer = self._tokenizer.pre_tokenizer
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Encode ``texts``."""
@@ -70,9 +75,6 @@ class HuggingFaceEngine:
 
     def plain_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Do the same as if the tokenizer had no added tokens."""
-        if self._plain is None:
-            bare = json.loads(self._backend) | {"added_tokens": [], "post_processor": None}
-            self._plain = tokenizers.Tokenizer.from_str(json.dumps(bare))
         encoding = self._plain.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
@@ -198,39 +200,3 @@ def _sample(texts: Sequence[str]) -> list[int]:
 def _excerpt(text: str) -> str:
     start = xxhash.xxh3_64_intdigest(text[:256].encode("utf-8", "replace")) % (len(text) - AUDIT_CHARACTERS + 1)
     return text[start : start + AUDIT_CHARACTERS]
-
-
-def token_bytes(backend: dict[str, Any]) -> np.ndarray[tuple[int], np.dtype[np.int32]] | None:
-    """Return how many bytes of text each id stands for (int32, vocabulary), or None where ids do not tell.
-
-    In a byte-level BPE every character of a vocabulary entry stands for one byte; an added token stands for itself,
-    unless it takes the spaces beside it.
-    """
-    model = backend["model"]
-    levels = _kinds(backend.get("pre_tokenizer"))
-    plain = not any(model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix"))
-    plain &= not any(token.get("lstrip") or token.get("rstrip") for token in backend["added_tokens"])
-    plain &= '"add_prefix_space": true' not in json.dumps(backend.get("pre_tokenizer"))
-    if model.get("type") != "BPE" or "ByteLevel" not in levels or not plain:
-        return None
-    entries = {index: len(entry) for entry, index in model["vocab"].items()}
-    entries |= {token["id"]: len(token["content"].encode()) for token in backend["added_tokens"]}
-    lengths = np.zeros(1 + max(entries), np.int32)
-    lengths[list(entries)] = list(entries.values())
-    return lengths
-
-
-def normalizes(backend: dict[str, Any]) -> str | None:
-    """Return 'none' or 'NFC' for what a tokenizer does to text before it splits it, or None for anything else."""
-    kinds = _kinds(backend.get("normalizer")) - {"Sequence"}
-    return {frozenset(): "none", frozenset({"NFC"}): "NFC"}.get(frozenset(kinds))
-
-
-def _kinds(part: Any) -> set[str]:
-    """Return the types of a normalizer or pre-tokenizer and of all within it."""
-    if isinstance(part, dict):
-        own = {part["type"]} if isinstance(part.get("type"), str) else set()
-        return own.union(*(_kinds(value) for value in part.values()))
-    if isinstance(part, list):
-        return set().union(*(_kinds(value) for value in part))
-    return set()

@@ -43,7 +43,7 @@ def find_frames(chat: Chat, text: str, tokens: ControlTokens, render: Callable[[
 
 def _unused(chat: Chat) -> list[str]:
     """Return four private characters that the chat does not hold, so that nobody can forge a mark."""
-    held = set().union(*map(set, chat.strings()))
+    held = set(chat.held)
     return [chr(code) for code in _PRIVATE if chr(code) not in held][:4]
 
 

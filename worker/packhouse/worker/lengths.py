@@ -1,6 +1,7 @@
 """Lengths: the special ids around samples, and what happens to those that are too long or have nothing to train."""
 
 import numpy as np
+import pyarrow as pa
 
 from packhouse.client.errors import InvalidRequest
 from packhouse.worker.recipe import Recipe
@@ -139,5 +140,6 @@ def _select(samples: Samples, begins: np.ndarray, counts: np.ndarray, keep: Mask
     samples.mask = samples.mask[chosen] if samples.mask is not None else None
     samples.rows = samples.rows[keep]
     samples.places = samples.places[keep] if samples.places is not None else None
+    samples.extra = samples.extra.filter(pa.array(keep)) if samples.extra is not None else None
     samples.offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[keep], dtype=np.int64)])
     return samples

@@ -16,6 +16,15 @@ def auto_tokenizer() -> Any:
         return AutoTokenizer
 
 
+def fast_tokenizer() -> Any:
+    """Return ``transformers.PreTrainedTokenizerFast``."""
+    with _IMPORT:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+
+
 def chat_renderer() -> Any:
     """Return transformers' function that renders chats in its sandbox."""
     with _IMPORT:

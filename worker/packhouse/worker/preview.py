@@ -1,34 +1,50 @@
 """Preview: the first records of a job's first source, made to samples at once, to see a wrong template before a run."""
 
+import threading
 import time
+from collections.abc import Collection
 from itertools import groupby
 
 import numpy as np
 
 from packhouse.client.store import Store
 from packhouse.client.wire import Preview, PreviewPiece, PreviewSample, PreviewSpec, Rejected
+from packhouse.worker.by_function import names_in
 from packhouse.worker.engines import Encoder
-from packhouse.worker.recipe import TokenizerContent, load_tokenizer, resolve
+from packhouse.worker.files import at_once
+from packhouse.worker.recipe import Recipe, ResolvedRecipe, TokenizerContent, load_tokenizer, resolve
 from packhouse.worker.samples import Samples
 from packhouse.worker.sources import expand
 from packhouse.worker.tokenize import Toolkit, tokenize
 from packhouse.worker.unpacked import first_lines, first_records
 
 
-def preview(spec: PreviewSpec, store: Store) -> Preview:
-    """Return what the records become; raise what would be wrong with the job.
+def preview(spec: PreviewSpec, store: Store, modules: Collection[str] = ()) -> Preview:
+    """Return what the records become; raise what would be wrong with the job. For ``modules`` see ``resolve``.
 
     The Hugging Face engine and transformers' renderer make it: the fast ones give the same and take time to prove.
     """
     started = time.monotonic()
     job = spec.job
     files = expand(job.sources)
-    first = first_records(files, job.documents) if job.format is None else []
-    resolved = resolve(job, store, first)
+    first = first_records(files, job.documents) if job.format is None and job.tokenize is None else []
+    resolved = resolve(job, store, first, modules)
     recipe = resolved.recipe_
     content, _ = load_tokenizer(job.tokenizer)
+    if recipe.tokenize is not None:
+        with _ALONE:  # functions need not be safe to be called by several threads
+            return _preview(spec, files, resolved, _function_toolkit(recipe, content), started)
     toolkit = Toolkit(recipe, content, fast=False, encoder=_encoder(content))
-    samples = tokenize(b"\n".join(first_lines(files[0], job.documents, spec.records)), toolkit)
+    return _preview(spec, files, resolved, toolkit, started)
+
+
+def _preview(
+    spec: PreviewSpec, files: list[str], resolved: ResolvedRecipe, toolkit: Toolkit, started: float
+) -> Preview:
+    job, recipe = spec.job, resolved.recipe_
+    data = b"\n".join(first_lines(files[0], job.documents, spec.records))
+    named = {} if toolkit.function is None else at_once(names_in(data, toolkit.function), files[0], job.file_roots)
+    samples = tokenize(data, toolkit, named)
     return Preview(
         source=files[0],
         form=recipe.record,
@@ -42,6 +58,20 @@ def preview(spec: PreviewSpec, store: Store) -> Preview:
         split=samples.split,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+_ALONE = threading.Lock()
+_TOOLKITS: dict[Recipe, Toolkit] = {}
+_MAX_TOOLKITS = 4
+
+
+def _function_toolkit(recipe: Recipe, content: TokenizerContent) -> Toolkit:
+    """Return the toolkit of a recipe with a function; the process keeps the last few."""
+    toolkit = _TOOLKITS.pop(recipe, None) or Toolkit(recipe, content, fast=False, encoder=_encoder(content))
+    _TOOLKITS[recipe] = toolkit
+    for old in list(_TOOLKITS)[:-_MAX_TOOLKITS]:
+        del _TOOLKITS[old]
+    return toolkit
 
 
 _ENCODERS: dict[str, Encoder] = {}

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from packhouse.client.errors import InvalidRequest
 from packhouse.worker.json_array import BrokenArray, elements
+from packhouse.worker.places import is_of_store, mapped, opened, read_range, size_of
 from packhouse.worker.records import MAX_RECORD
 
 MAX_GROWTH = 200
@@ -22,6 +23,7 @@ FREE_GROWTH = 256 << 20
 """once it has grown beyond so many bytes."""
 
 _AT_ONCE = 1 << 20
+_START, _PACKED_START = 64, 256 << 10
 _CODECS = {"gz": "gzip", "zst": "zstd"}
 _PACKED = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 _UNREAD = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
@@ -40,8 +42,7 @@ def kind_of(path: str, documents: str = "file") -> str:
     That is ``lines``, ``array``, ``parquet``, ``arrow``, ``arrows`` (Arrow's stream format) or, for a .txt file,
     ``documents``; with ``gz+`` or ``zst+`` before it if it is compressed. Raises ``InvalidRequest`` for others.
     """
-    with open(path, "rb") as file:
-        start = file.read(8)
+    start = read_range(path, 0, _START)
     name = os.path.basename(path).lower()
     for magic, label in _UNREAD.items():
         if start.startswith(magic):
@@ -59,7 +60,7 @@ def kind_of(path: str, documents: str = "file") -> str:
     if stem.endswith(".txt"):
         inner = documents
     else:
-        first = next(_bytes(path, packing, 64), b"").lstrip(b"\xef\xbb\xbf \t\r\n")
+        first = (_unpacked_start(path, packing) if packing else start).lstrip(b"\xef\xbb\xbf \t\r\n")
         inner = "array" if first.startswith(b"[") else "lines"
     return f"{packing}+{inner}" if packing else inner
 
@@ -68,9 +69,10 @@ def parts_of(path: str, how: str) -> int:
     """Return in how many parts a source can be read: row groups and record batches; else 1."""
     try:
         if how == "parquet":
-            return int(pq.ParquetFile(path).num_row_groups)
+            with mapped(path) as file:
+                return int(pq.ParquetFile(file).num_row_groups)
         if how == "arrow":
-            with pa.memory_map(path) as file:
+            with mapped(path) as file:
                 return int(pa.ipc.open_file(file).num_record_batches)
     except pa.ArrowException as error:
         raise damaged(path, str(error)) from None
@@ -103,20 +105,31 @@ def damaged(path: str, reason: str) -> SourceDamaged:
     return SourceDamaged(f"the source {path!r} cannot be read to its end: {first}", "mend or fetch it again")
 
 
-def _bytes(path: str, packing: str, at_once: int = _AT_ONCE) -> Iterator[bytes]:
+def _unpacked_start(path: str, packing: str) -> bytes:
+    """Return the first bytes that a compressed source unpacks to."""
+    start = pa.BufferReader(read_range(path, 0, _PACKED_START))
+    try:
+        return bytes(pa.CompressedInputStream(start, _CODECS[packing]).read(_START))
+    except OSError as error:
+        raise damaged(path, f"{error}, after 0 unpacked bytes") from None
+
+
+def _bytes(path: str, packing: str) -> Iterator[bytes]:
     """Yield a file's bytes, decompressed: all members or frames, each checked to its end."""
     done = 0
-    with pa.OSFile(path) as raw:
+    with opened(path) as raw:
         stream = pa.CompressedInputStream(raw, _CODECS[packing]) if packing else raw
         while True:
             try:
-                chunk = stream.read(at_once)
+                chunk = stream.read(_AT_ONCE)
             except OSError as error:
+                if not packing or is_of_store(error):
+                    raise
                 raise damaged(path, f"{error}, after {done:,} unpacked bytes") from None
             if not chunk:
                 return
             done += len(chunk)
-            if packing and done > max(FREE_GROWTH, MAX_GROWTH * os.path.getsize(path)):
+            if packing and done > FREE_GROWTH and done > MAX_GROWTH * size_of(path):
                 reason = f"it grows to more than {MAX_GROWTH} times its size when unpacked"
                 raise SourceDamaged(f"the source {path!r} is refused: {reason}", "unpack it first if it is sound")
             yield chunk
@@ -185,10 +198,11 @@ def _by_newline(chunk: bytes) -> list[bytes]:
 def _tables(path: str, how: str, part: int) -> Iterator[bytes]:
     """Yield the rows of a row group, a record batch or a stream of them."""
     if how == "parquet":
-        for batch in pq.ParquetFile(path).iter_batches(_ROWS, row_groups=[part]):
-            yield _rows(batch)
+        with mapped(path) as file:
+            for batch in pq.ParquetFile(file).iter_batches(_ROWS, row_groups=[part]):
+                yield _rows(batch)
         return
-    with pa.memory_map(path) as file:
+    with mapped(path) as file:
         batches = [pa.ipc.open_file(file).get_batch(part)] if how == "arrow" else pa.ipc.open_stream(file)
         for batch in batches:
             for start in range(0, batch.num_rows, _ROWS):
@@ -196,6 +210,7 @@ def _tables(path: str, how: str, part: int) -> Iterator[bytes]:
 
 
 def _rows(batch: pa.RecordBatch) -> bytes:
+    """Return the rows as JSON lines, with all columns: what a block is must not depend on which of them a job reads."""
     return b"".join(orjson.dumps(_given(row), default=_other) + b"\n" for row in batch.to_pylist())
 
 

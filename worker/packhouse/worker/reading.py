@@ -19,8 +19,8 @@ from packhouse.worker.samples import Mask
 if TYPE_CHECKING:
     from packhouse.worker.tokenize import Toolkit
 
-AUDIT_CHATS = 4
-"""Chats of a block that both renderers render: so many plain ones, and so many with tools or other extras."""
+AUDIT_BYTES = 4 << 20
+"""In a block both renderers render the first chat behind each so many bytes, plain ones and those with extras apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class Reader:
         template = self._toolkit.template
         assert template is not None
         chat = chat_of_form(record, self._recipe.record, self._fields)
-        extras = chat.tools is not None or any(len(message) > 2 for message in chat.messages)
-        if self._audited[extras] < AUDIT_CHATS:
+        extras = chat.tools is not None or max(map(len, chat.messages), default=0) > 2
+        if line.offset >= self._audited[extras] * AUDIT_BYTES:
             self._audited[extras] += 1
             template.audit(chat)
         try:
@@ -100,7 +100,7 @@ class Reader:
 
     def _literal(self, template: ChatTemplate, chat: Chat, text: str) -> list[Span]:
         """Return where in ``text`` control tokens stand that came from the record."""
-        if self._recipe.control_tokens == "allow" or not template.control.within(chat.strings()):
+        if self._recipe.control_tokens == "allow" or not template.control.within(chat.held):
             return []
         if self._recipe.control_tokens == "reject":
             return [(0, 0)]
@@ -119,8 +119,9 @@ class Reader:
     def _spans(self, template: ChatTemplate, chat: Chat, text: str, generated: list[Span]) -> list[Span] | None:
         if not self._recipe.masked:
             return None
-        ruled = replace(chat, trained=trained(chat, self._recipe.loss))
-        spans = template.spans(ruled, text, generated)
+        if self._recipe.loss != "assistant":  # what a chat is read as is trained by that rule
+            chat = replace(chat, trained=trained(chat, self._recipe.loss))
+        spans = template.spans(chat, text, generated)
         if not any(end > start for start, end in spans):
             raise BadRecord("nothing_to_train", "no assistant message to be trained")
         return spans

@@ -3,25 +3,25 @@
 What cannot change a token stands elsewhere: engine, worker count, paths, names, limits on bad records.
 """
 
-import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
-from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any, Literal, Self
 
-from packhouse.client.digest import canonical_json, digest_bytes, digest_json
-from packhouse.client.errors import Damaged, InvalidRequest, NotFound, Unavailable
+from packhouse.client.digest import digest_json
+from packhouse.client.errors import InvalidRequest
 from packhouse.client.format import FORMAT_VERSION
-from packhouse.client.store import ReadStore, Store
+from packhouse.client.store import Store
 from packhouse.client.wire import Form, JobSpec
 from packhouse.worker.builtin_templates import BUILT_IN
-from packhouse.worker.choices import KINDS, LossRule, check_kind, form_of, loss_of
+from packhouse.worker.choices import KINDS, LossRule, check_cut, check_kind, check_options, form_of, loss_of
 from packhouse.worker.forms import NEEDED, field_names
-from packhouse.worker.libraries import auto_tokenizer
+from packhouse.worker.hf_tokenizer import hugging_face
 from packhouse.worker.render import ChatTemplate
+from packhouse.worker.tokenize_fn import Custom, check_module, describe, make, options_json, takes_tokenizer
+from packhouse.worker.tokenizer_content import TokenizerContent, load_tokenizer, special_id
+
+__all__ = ["PINNED_DAY", "Recipe", "ResolvedRecipe", "TokenizerContent", "load_tokenizer", "resolve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,20 @@ class Recipe:
     """The day that the template is told when it asks, YYYY-MM-DD."""
     control_tokens: Literal["text", "allow", "reject"] = "allow"
     untrained: Literal["quarantine", "drop"] | None = None
+    tokenize: Custom | None = None
+    """The function that makes tokens of records, which then have the form of its results."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Build from the JSON form."""
-        return cls(**{**value, "fields": tuple(map(tuple, value.get("fields", ())))})
+        custom = Custom.from_json(value["tokenize"]) if "tokenize" in value else None
+        return cls(**{**value, "fields": tuple(map(tuple, value.get("fields", ()))), "tokenize": custom})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return asdict(self) | {"fields": [list(pair) for pair in self.fields]}
+        """Return the JSON form. Without a function it has no such field, as it had none before there were any."""
+        value = asdict(self) | {"fields": [list(pair) for pair in self.fields]}
+        del value["tokenize"]
+        return value if self.tokenize is None else value | {"tokenize": self.tokenize.to_json()}
 
     @property
     def digest(self) -> str:
@@ -77,59 +82,12 @@ class Recipe:
 
     def shard_key(self, block_digest: str) -> str:
         """Return the key of the shard that holds a block under this recipe."""
-        return digest_json([self.digest, block_digest])
+        return self.shard_keys([block_digest])[block_digest]
 
-
-@dataclass(frozen=True)
-class TokenizerContent:
-    """A tokenizer by content: what its folder held when it was loaded, stripped of state left over from use."""
-
-    backend: dict[str, Any]
-    """tokenizer.json without truncation and padding."""
-    special_tokens: dict[str, str]
-    """Named special tokens: bos_token, eos_token, …"""
-
-    @cached_property
-    def digest(self) -> str:
-        """xxh3-128 of the content. The chat template is not in: it stands in the recipes that render by it."""
-        return digest_bytes(self._dump())
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """One more than the greatest id, added tokens included."""
-        vocab = self.backend["model"]["vocab"]
-        ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
-        return 1 + max([*ids, *(int(token["id"]) for token in self.backend["added_tokens"])])
-
-    def _dump(self) -> bytes:
-        return canonical_json({"backend": self.backend, "special_tokens": self.special_tokens})
-
-    def save(self, store: Store) -> None:
-        """Put the content into the store, where workers find it by digest."""
-        path = tokenizer_path(self.digest)
-        try:
-            if digest_bytes(store.open(path)) == self.digest:
-                return
-        except NotFound:
-            pass
-        try:
-            store.write(path, self._dump())
-        except OSError as error:
-            remedy = "free or repair it and submit the job again"
-            raise Unavailable(f"the store cannot be written ({error.strerror})", remedy) from None
-
-    @classmethod
-    def load(cls, store: ReadStore, digest: str) -> Self:
-        """Read what ``save`` wrote; raise ``Damaged`` unless it is the content with that digest."""
-        data = store.open(tokenizer_path(digest))
-        if digest_bytes(data) != digest:
-            raise Damaged(f"the stored tokenizer {digest} is not what was stored", "submit the job again")
-        return cls(**json.loads(bytes(data)))
-
-
-def tokenizer_path(digest: str) -> str:
-    """Return the store key of a tokenizer's content."""
-    return f"tokenizers/{digest}.json"
+    def shard_keys(self, block_digests: Iterable[str]) -> dict[str, str]:
+        """Return the keys of the shards that hold blocks under this recipe, by the blocks' digests."""
+        own = self.digest
+        return {block: digest_json([own, block]) for block in block_digests}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +109,24 @@ class ResolvedRecipe:
         return self.recipe_.digest
 
 
-def resolve(spec: JobSpec, store: Store, first: Sequence[Mapping[str, Any]] = ()) -> ResolvedRecipe:
+def resolve(
+    spec: JobSpec, store: Store, first: Sequence[Mapping[str, Any]] = (), modules: Collection[str] = ()
+) -> ResolvedRecipe:
     """Turn a spec into a recipe and keep its tokenizer in the store.
 
-    ``first`` are the sources' first records, by which their form is recognised where the spec does not state it.
+    ``first`` are the sources' first records, by which their form is recognised where the spec does not state it;
+    ``modules`` those that tokenize functions may be imported from.
     Raises ``InvalidRequest`` for a tokenizer that cannot be loaded and for options that do not fit it. Never goes to
     a model hub, and never runs code that comes with a tokenizer.
     """
     content, template = load_tokenizer(spec.tokenizer)
+    if spec.tokenize is not None:
+        recipe = _custom(spec, content, template, check_module(spec.tokenize, modules))
+        content.save(store)
+        return ResolvedRecipe(recipe, content.vocab_size)
+    if spec.tokenize_options or spec.file_roots:
+        given = "tokenize_options" if spec.tokenize_options else "file_roots"
+        raise InvalidRequest(f"{given} are given, and no tokenize function", "give it as tokenize, or leave them out")
     form, fields, seen = form_of(spec, first)
     kind = spec.kind or KINDS.get(form, "chat")
     check_kind(kind, form)
@@ -174,13 +142,13 @@ def resolve(spec: JobSpec, store: Store, first: Sequence[Mapping[str, Any]] = ()
         tokenizer=content.digest,
         template=source,
         loss=loss,
-        bos_id=_special_id(content, "bos") if spec.add_bos else None,
-        eos_id=_special_id(content, "eos") if (kind == "text" if spec.add_eos is None else spec.add_eos) else None,
+        bos_id=special_id(content, "bos") if spec.add_bos else None,
+        eos_id=special_id(content, "eos") if (kind == "text" if spec.add_eos is None else spec.add_eos) else None,
         max_length=spec.max_length,
         overflow=None if spec.max_length is None else spec.overflow,
         record=form,
         fields=tuple(sorted((name, value) for name, value in names.items() if value != usual[name])),
-        now=(spec.template_date or PINNED_DAY).isoformat() if source and "strftime_now" in source else None,
+        now=_pinned_day(spec, source),
         control_tokens="allow" if kind == "tokens" else spec.control_tokens or ("text" if kind == "chat" else "allow"),
         untrained=None if loss == "all" else spec.untrained,
     )
@@ -189,6 +157,57 @@ def resolve(spec: JobSpec, store: Store, first: Sequence[Mapping[str, Any]] = ()
         warnings = (f"the template is not used: the records become {kind}",)
     content.save(store)
     return ResolvedRecipe(recipe, content.vocab_size, (*seen, *warnings))
+
+
+def _custom(spec: JobSpec, content: TokenizerContent, own: str | None, name: str) -> Recipe:
+    """Return the recipe of a tokenize function, checked by making it here."""
+    check_options(spec)
+    source = now = None
+    if takes_tokenizer(name):
+        source = _chat_template(spec, own) if spec.template or own else None
+        now = _pinned_day(spec, source)
+    elif spec.template is not None:
+        raise InvalidRequest(f"{name} takes no tokenizer, so no template either", "leave out template")
+    custom = _described(name, spec.tokenize_options, content, source, now)
+    check_cut(spec, custom)
+    return Recipe(
+        format=FORMAT_VERSION,
+        kind="tokens",
+        field="input_ids",
+        tokenizer=content.digest,
+        template=source,
+        loss="given",
+        bos_id=None,
+        eos_id=None,
+        max_length=spec.max_length,
+        overflow=None if spec.max_length is None else spec.overflow,
+        record="tokens",
+        now=now,
+        untrained=spec.untrained,
+        tokenize=custom,
+    )
+
+
+_DESCRIBED: dict[str, Custom] = {}
+_MAX_DESCRIBED = 64
+
+
+def _described(
+    name: str, options: Mapping[str, Any], content: TokenizerContent, source: str | None, now: str | None
+) -> Custom:
+    """Return how a recipe knows a function; it is made to be asked, once for the same arguments."""
+    key = digest_json([name, options_json(options), content.digest, source, now])
+    found = _DESCRIBED.pop(key, None)
+    if found is None:
+        found = describe(name, options, make(name, options, lambda: hugging_face(content, source, now)))
+    _DESCRIBED[key] = found
+    for old in list(_DESCRIBED)[:-_MAX_DESCRIBED]:
+        _DESCRIBED.pop(old, None)
+    return found
+
+
+def _pinned_day(spec: JobSpec, source: str | None) -> str | None:
+    return (spec.template_date or PINNED_DAY).isoformat() if source and "strftime_now" in source else None
 
 
 PINNED_DAY = date(2025, 1, 1)
@@ -221,51 +240,3 @@ def _check_template(source: str, content: TokenizerContent, recipe: Recipe) -> t
         if not any(token["content"] in end for token in content.backend["added_tokens"]):
             warnings.append(f"the chat template ends an assistant's turn by {end!r}, which is not a token of its own")
     return tuple(warnings)
-
-
-def _special_id(content: TokenizerContent, name: str) -> int:
-    token = content.special_tokens.get(f"{name}_token")
-    added = {item["content"]: int(item["id"]) for item in content.backend["added_tokens"]}
-    vocab = content.backend["model"]["vocab"]
-    found = added.get(token or "", vocab.get(token) if isinstance(vocab, dict) else None)
-    if found is None:
-        raise InvalidRequest(f"the tokenizer has no {name} token", f"set add_{name} to false")
-    return int(found)
-
-
-def load_tokenizer(folder: str) -> tuple[TokenizerContent, str | None]:
-    """Load the tokenizer in ``folder``; return its content and its chat template, if it has one.
-
-    Raises ``InvalidRequest`` at once for a name that is not a folder: a model hub is never asked.
-    """
-    if not os.path.isabs(folder) or not os.path.isdir(folder):
-        detail = f"the tokenizer {folder!r} is not a folder on the service's machine"
-        raise InvalidRequest(detail, "give the absolute path of one with a tokenizer.json; hub names are not fetched")
-    signature = []
-    try:
-        for path in sorted(Path(folder).iterdir()):
-            info = path.stat()
-            signature.append((path.name, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino))
-    except OSError as error:
-        detail = f"the tokenizer in {folder!r} cannot be read ({error.strerror}: {error.filename!r})"
-        raise InvalidRequest(detail, "check the folder") from None
-    return _load_tokenizer(folder, tuple(signature))
-
-
-@lru_cache(maxsize=16)
-def _load_tokenizer(folder: str, signature: tuple[Any, ...]) -> tuple[TokenizerContent, str | None]:
-    names = {entry[0] for entry in signature}
-    if not names & {"tokenizer.json", "tokenizer.model", "vocab.json"}:
-        raise InvalidRequest(f"the folder {folder!r} has no tokenizer.json", "save the tokenizer there first")
-    loader = auto_tokenizer()
-    try:
-        tokenizer = loader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    except Exception as error:  # the loaders raise anything, bare Exception included
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
-        detail = f"the tokenizer in {folder!r} cannot be loaded ({reason})"
-        raise InvalidRequest(detail, "check that AutoTokenizer loads it without remote code") from None
-    backend["truncation"] = backend["padding"] = None
-    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
-    template = tokenizer.chat_template
-    return TokenizerContent(backend, dict(sorted(special.items()))), template if isinstance(template, str) else None

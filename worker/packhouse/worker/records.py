@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -99,7 +100,7 @@ def text_of(record: dict[str, Any], name: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chat:
     """A conversation in the form that chat templates read."""
 
@@ -110,16 +111,22 @@ class Chat:
     stated: list[bool | None] = field(default_factory=list)
     """For each of them what the record itself says of that, if it says anything."""
 
-    def strings(self) -> Iterator[str]:
-        """Yield every string that came from the record and could show in the rendered text."""
+    def strings(self) -> list[str]:
+        """Return every string that came from the record and could show in the rendered text."""
+        found: list[str] = []
         for message in self.messages:
             for value in message.values():
                 if isinstance(value, str):
-                    yield value
+                    found.append(value)
                 else:
-                    yield from _strings(value)
-        if self.tools:
-            yield from _strings(self.tools)
+                    found.extend(_strings(value))
+        found.extend(_strings(self.tools))
+        return found
+
+    @cached_property
+    def held(self) -> str:
+        """Those strings with zero characters between them, to look for something in all of them at once."""
+        return "\0".join(self.strings())
 
 
 def list_of(record: dict[str, Any], name: str) -> list[Any]:
@@ -138,7 +145,8 @@ def chat_from(items: list[Any], tools: Any) -> Chat:
     """Return the chat of some messages and tools; raise ``BadRecord``.
 
     Content is a string or a list of typed parts: ``text``, ``reasoning`` and ``tool_call`` with their text under
-    ``text`` or ``value``. A zero under ``loss``, ``loss_weight`` or ``weight`` keeps an assistant message untrained.
+    ``text`` or ``value``. A zero under ``loss``, ``loss_weight`` or ``weight`` keeps an assistant message untrained;
+    other weights than 0 and 1 are refused.
     """
     messages: list[dict[str, Any]] = []
     stated: list[bool | None] = []
@@ -155,10 +163,15 @@ def chat_from(items: list[Any], tools: Any) -> Chat:
 def _message(item: Any, index: int) -> tuple[dict[str, Any], float | None]:
     if not isinstance(item, dict):
         raise BadRecord("wrong_type", f"message {index} is {kind_of(item)}, not an object")
+    if len(item) == 2 and isinstance(item.get("role"), str) and isinstance(item.get("content"), str):
+        return item, None
     message = {name: value for name, value in item.items() if value is not None and name not in _WEIGHTS}
     weight = next((item[name] for name in _WEIGHTS if item.get(name) is not None), None)
     if weight is not None and not isinstance(weight, int | float):
         raise BadRecord("wrong_type", f"the loss weight of message {index} is {kind_of(weight)}, not a number")
+    if weight not in (None, 0, 1):
+        detail = f"the loss weight of message {index} is neither 0 nor 1: a token is trained or it is not"
+        raise BadRecord("unsupported", detail)
     if not isinstance(message.get("role"), str):
         raise BadRecord("missing_field", f"message {index} has no role")
     if not _objects(message.get("tool_calls", [])):

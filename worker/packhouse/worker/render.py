@@ -35,12 +35,17 @@ MAX_RENDERED = 512 << 20
 """Characters of the longest rendered chat."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Markers:
     """What a template writes right before and right behind an assistant's turn."""
 
     header: str
     end: str
+
+    @cached_property
+    def end_overlaps(self) -> bool:
+        """Whether two end markers can overlap."""
+        return any(self.end.startswith(self.end[start:]) for start in range(1, len(self.end)))
 
 
 _SENTINELS = [f"Sentinel{letter * 3}" for letter in "abcd"]
@@ -193,8 +198,7 @@ class ChatTemplate:
 
     def _turns(self, chat: Chat, text: str) -> list[Span]:
         markers = self.markers
-        held = "\0".join(chat.strings())
-        if markers.header not in held and markers.end not in held:
+        if markers.header not in chat.held and markers.end not in chat.held:
             turns = _find_turns(text, markers)
             if turns is not None:
                 return turns
@@ -253,15 +257,18 @@ def _find_turns(text: str, markers: Markers) -> list[Span] | None:
     """
     header, end = markers.header, markers.end
     turns: list[Span] = []
-    stop = 0
-    while (start := text.find(header, stop)) >= 0:
-        start += len(header)
+    found = text.find(header)
+    while found >= 0:
+        start = found + len(header)
         stop = text.find(end, start)
-        if stop < 0 or text.find(header, start - len(header) + 1, stop + len(end)) >= 0:
+        found = text.find(header, found + 1)
+        if stop < 0 or 0 <= found <= stop + len(end) - len(header):
             return None
-        if text.find(end, stop + 1, stop + 2 * len(end) - 1) >= 0:
+        if markers.end_overlaps and text.find(end, stop + 1, stop + 2 * len(end) - 1) >= 0:
             return None
         stop += len(end)
+        if 0 <= found < stop:  # it begins in the end marker, and does not end there
+            found = text.find(header, stop)
         turns.append((start, stop))
     return turns
 

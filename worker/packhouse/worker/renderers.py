@@ -4,13 +4,8 @@ Neither lets a template change what it is given, and neither runs for ever: mini
 slow renderer is interrupted.
 """
 
-import ctypes
 import json
 import re
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, NoReturn
@@ -19,11 +14,14 @@ import minijinja
 
 from packhouse.worker.libraries import chat_renderer, template_globals
 from packhouse.worker.records import Chat
+from packhouse.worker.watchdog import PastLimits, limited
 
 FUEL = 20_000_000
 """Instructions that one rendering may take."""
 MAX_SECONDS = 5.0
-"""Seconds that one rendering by the slow renderer may take."""
+"""Seconds that one rendering by the slow renderer may take,"""
+MAX_GROWTH = 2 << 30
+"""and bytes by which the process may grow meanwhile. The fast one is bounded by its fuel, which long texts use up."""
 
 Span = tuple[int, int]
 
@@ -112,7 +110,7 @@ class SlowRenderer:
     def render(self, chat: Chat, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """Return the text and its generation spans; raise ``TemplateError``."""
         try:
-            with _deadline(MAX_SECONDS):
+            with limited(MAX_SECONDS, MAX_GROWTH):
                 texts, spans = self._render(
                     conversations=[chat.messages],
                     tools=chat.tools,
@@ -121,8 +119,9 @@ class SlowRenderer:
                     add_generation_prompt=prompt,
                     **self._variables,
                 )
-        except _TimeOut:
-            raise TemplateError(f"rendering took more than {MAX_SECONDS:g} seconds", "TimeOut") from None
+        except PastLimits:
+            limits = f"{MAX_SECONDS:g} seconds or {MAX_GROWTH >> 20:,} MiB"
+            raise TemplateError(f"rendering took more than {limits}", "TimeOut") from None
         except Exception as error:  # a template may raise anything
             raise TemplateError(_first_line(error), type(error).__name__, _template_line(error)) from None
         return texts[0], [(start, end) for start, end in spans[0]] if self._tracks else []
@@ -150,7 +149,7 @@ def has_generation(source: str) -> bool:
 
 def holds_marks(chat: Chat) -> bool:
     """Return whether a chat holds the private characters that the fast renderer marks generation with."""
-    return any(_OPEN in string or _CLOSE in string for string in chat.strings())
+    return _OPEN in chat.held or _CLOSE in chat.held
 
 
 def _mark_generation(source: str) -> str:
@@ -230,57 +229,3 @@ def _template_line(error: BaseException) -> int | None:
             line = trace.tb_lineno
         trace = trace.tb_next
     return line
-
-
-class _TimeOut(Exception):
-    pass
-
-
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Raise ``_TimeOut`` in this thread when the body takes longer; signals would work in the main thread only."""
-    thread = threading.get_ident()
-    _WATCHDOG.watch(thread, time.monotonic() + seconds)
-    try:
-        yield
-    finally:
-        _WATCHDOG.leave(thread)
-
-
-class _Watchdog:
-    """One thread that interrupts those past their deadline; it starts with the first and ends with the last."""
-
-    def __init__(self) -> None:
-        self._change = threading.Condition()
-        self._deadlines: dict[int, float] = {}
-        self._running = False
-
-    def watch(self, thread: int, deadline: float) -> None:
-        """Interrupt ``thread`` at ``deadline``, unless it leaves before."""
-        with self._change:
-            self._deadlines[thread] = deadline
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name="render-deadline", daemon=True).start()
-
-    def leave(self, thread: int) -> None:
-        """Forget ``thread``, and an interruption that is on its way to it."""
-        with self._change:
-            if self._deadlines.pop(thread, None) is None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
-
-    def _run(self) -> None:
-        idle_since = time.monotonic()
-        with self._change:
-            while self._deadlines or time.monotonic() - idle_since < 1:
-                self._change.wait(0.1)
-                now = time.monotonic()
-                if self._deadlines:
-                    idle_since = now
-                for thread in [thread for thread, deadline in self._deadlines.items() if deadline < now]:
-                    del self._deadlines[thread]
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TimeOut))
-            self._running = False
-
-
-_WATCHDOG = _Watchdog()

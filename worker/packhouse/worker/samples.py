@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from packhouse.worker.records import Reject
 
@@ -38,6 +39,8 @@ class Samples:
     """Samples that those became."""
     places: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
     """int64, samples: tokens of its record before each; None when samples are not split."""
+    extra: pa.StructArray | None = None
+    """Extra columns, a row a sample; None when the recipe states none."""
 
 
 def join(parts: Sequence[Samples], *, masked: bool) -> Samples:

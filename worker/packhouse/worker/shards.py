@@ -1,7 +1,7 @@
 """Shards on disk: from a block's samples to three files and a receipt, written in the order that makes it safe."""
 
-import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from packhouse.client.digest import canonical_json, digest_bytes
-from packhouse.client.errors import NotFound
+from packhouse.client.digest import digest_bytes
+from packhouse.client.errors import Damaged, NotFound, Unavailable
 from packhouse.client.format import (
     META_SCHEMA,
     FileInfo,
@@ -21,12 +21,15 @@ from packhouse.client.format import (
     rejected_path,
     shard_schema,
 )
-from packhouse.client.store import Store
+from packhouse.client.receipt_file import ReceiptFile, read_receipt
+from packhouse.client.store import ReadStore, Store
 from packhouse.worker.tokenize import Samples
 
 
-def write_shard(store: Store, key: str, samples: Samples, vocab_size: int) -> Receipt:
-    """Write a shard's files, its receipt last, and return the receipt.
+def write_shard(
+    store: Store, key: str, samples: Samples, vocab_size: int, *, made_by: dict[str, Any] | None = None
+) -> Receipt:
+    """Write a shard's files, its receipt last, and return the receipt; ``made_by`` is noted in the receipt's file.
 
     The same samples give the same bytes, so two workers that build one shard do no harm.
     """
@@ -44,7 +47,8 @@ def write_shard(store: Store, key: str, samples: Samples, vocab_size: int) -> Re
         pa.array((trained - first).astype(np.int32)),
         pa.array(samples.rows),
     ]
-    schema = shard_schema(vocab_size, masked=samples.mask is not None, split=samples.places is not None)
+    kind = None if samples.extra is None else samples.extra.type
+    schema = shard_schema(vocab_size, masked=samples.mask is not None, split=samples.places is not None, extra=kind)
     offsets = pa.array(samples.offsets)
     ids = pa.array(samples.ids, pa.uint32()).cast(schema.field("input_ids").type.value_type)
     lists = [pa.LargeListArray.from_arrays(offsets, ids, type=schema.field("input_ids").type)]
@@ -52,6 +56,7 @@ def write_shard(store: Store, key: str, samples: Samples, vocab_size: int) -> Re
         mask = pa.array(samples.mask)
         lists.append(pa.LargeListArray.from_arrays(offsets, mask, type=schema.field("loss_mask").type))
     places = [] if samples.places is None else [pa.array(samples.places)]
+    places += [] if samples.extra is None else [samples.extra]
     receipt = Receipt(
         key=key,
         rows=len(counts),
@@ -68,9 +73,12 @@ def write_shard(store: Store, key: str, samples: Samples, vocab_size: int) -> Re
         split=samples.split,
         fragments=samples.fragments,
     )
+    sidecar = None
     if samples.rejects:
-        store.write(rejected_path(key), b"".join(orjson.dumps(asdict(item)) + b"\n" for item in samples.rejects))
-    store.write(receipt_path(key), canonical_json(receipt.to_json()))
+        lines = b"".join(orjson.dumps(asdict(item)) + b"\n" for item in samples.rejects)
+        store.write(rejected_path(key), lines)
+        sidecar = FileInfo(len(lines), digest_bytes(lines))
+    store.write(receipt_path(key), ReceiptFile(receipt, sidecar, made_by or {}).dump())
     return receipt
 
 
@@ -84,28 +92,51 @@ def _write_batch(store: Store, path: str, batch: pa.RecordBatch) -> FileInfo:
 
 
 def find_shard(store: Store, key: str) -> tuple[Receipt | None, str]:
-    """Return a shard's receipt, or None and why it is not there: ``absent`` or ``damaged``.
+    """Return a shard's receipt, or None and why it is not there: ``absent`` or ``damaged``."""
+    stored, why = find_stored(store, key)
+    return (None if stored is None else stored.receipt), why
 
-    Looks at the lengths of its files, not at their bytes: those are checked by whoever reads them first.
+
+def find_stored(store: Store, key: str) -> tuple[ReceiptFile | None, str]:
+    """Return a shard's receipt file, or None and why it is not there: ``absent`` or ``damaged``.
+
+    Looks at the lengths of its files, not at their bytes: those are checked by whoever reads them first, and by
+    ``verify``, which moves a damaged one aside.
     """
     try:
-        receipt = Receipt.from_json(json.loads(bytes(store.open(receipt_path(key)))))
+        stored = read_receipt(store, key)
     except NotFound:
         return None, "absent"
-    except (ValueError, TypeError, KeyError):
+    except Damaged:
         return None, "damaged"
-    expected = {data_path(key): receipt.data.bytes, meta_path(key): receipt.meta.bytes}
-    if receipt.key != key or any(store.size(path) != size for path, size in expected.items()):
+    if any(store.size(path) != info.bytes for path, info in stored_files(stored).items()):
         return None, "damaged"
-    if receipt.rejected and not store.size(rejected_path(key)):
-        return None, "damaged"
-    return receipt, ""
+    return stored, ""
 
 
-def read_rejects(store: Store, key: str) -> list[dict[str, Any]]:
-    """Return a shard's quarantine entries: row, offset and length in the block, reason, detail."""
-    try:
-        text = bytes(store.open(rejected_path(key)))
-    except NotFound:
-        return []
-    return [orjson.loads(line) for line in text.splitlines()]
+def stored_files(stored: ReceiptFile) -> dict[str, FileInfo]:
+    """Return the files that a shard must have beside its receipt, by store key."""
+    receipt = stored.receipt
+    files = {data_path(receipt.key): receipt.data, meta_path(receipt.key): receipt.meta}
+    return files if stored.sidecar is None else files | {rejected_path(receipt.key): stored.sidecar}
+
+
+def check_there(store: Store, receipts: Iterable[Receipt]) -> None:
+    """Raise ``Unavailable`` unless each shard is still in the store: a dataset never names one that is not.
+
+    A store can be emptied, unmounted or replaced while a job runs, and what comes later is written where it was.
+    """
+    keys = sorted({receipt.key for receipt in receipts})
+    sizes = store.sizes([receipt_path(key) for key in keys])
+    gone = [key for key, size in zip(keys, sizes, strict=True) if size is None]
+    if gone:
+        fact = f"{len(gone):,} of {len(keys):,} shards of this job are gone from the store {store.location} ({gone[0]})"
+        raise Unavailable(fact, "see to it that nothing empties it or takes it away, and submit the job again")
+
+
+def read_rejects(store: ReadStore, key: str) -> list[dict[str, Any]]:
+    """Return a shard's quarantine entries: row, offset and length in the block, reason, detail.
+
+    Raises ``NotFound`` where it has none.
+    """
+    return [orjson.loads(line) for line in bytes(store.open(rejected_path(key))).splitlines()]

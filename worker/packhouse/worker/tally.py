@@ -2,11 +2,15 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from packhouse.client.format import Receipt
-from packhouse.client.wire import Progress
+from packhouse.client.wire import Miss, Progress
 from packhouse.worker.work import Done
+
+Phase = Literal["scanning", "encoding", "done"]
 
 
 @dataclass(slots=True)
@@ -17,6 +21,8 @@ class Tally:
     blocks: int = 0
     blocks_done: int = 0
     hits: int = 0
+    shared: int = 0
+    why: list[Miss] = field(default_factory=list)
     misses: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     tokens: int = 0
@@ -63,7 +69,7 @@ class Tally:
         self.audited += done.audited
         self.fallbacks.update(done.fallbacks)
 
-    def progress(self, phase: str) -> Progress:
+    def progress(self, phase: Phase) -> Progress:
         """Return the numbers as they go over the wire."""
         now = time.monotonic()
         speed = eta = 0.0
@@ -82,3 +88,24 @@ class Tally:
                 "eta_seconds": round(eta, 1) if phase == "encoding" and self.encoded_bytes else None,
             }
         )
+
+
+TELL_SECONDS = 0.25
+"""Time between two reports of progress within a phase."""
+
+
+@dataclass(slots=True)
+class Report:
+    """Tells a job's progress: each phase as it begins, and then a few times a second."""
+
+    tally: Tally
+    on_progress: Callable[[Progress], None]
+    phase: Phase = "scanning"
+    _told: float = 0.0
+
+    def tell(self, phase: Phase, *, force: bool = False) -> None:
+        """Tell where the job stands if that is due; always with ``force``."""
+        now = time.monotonic()
+        if force or phase != self.phase or now - self._told >= TELL_SECONDS:
+            self._told, self.phase = now, phase
+            self.on_progress(self.tally.progress(phase))

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from packhouse.client.store import ReadStore
+from packhouse.worker.by_function import Files, Loaded, by_function
 from packhouse.worker.control import ControlTokens, control_tokens
-from packhouse.worker.engines import Encoded, Encoder, normalizes
+from packhouse.worker.engines import Encoded, Encoder
 from packhouse.worker.lengths import TooLong, add_special, cut
 from packhouse.worker.masks import by_bytes, by_offsets
 from packhouse.worker.reading import Item, Reader
@@ -31,10 +32,12 @@ class Toolkit:
     ) -> None:
         self.recipe = recipe
         self.vocab_size = tokenizer.vocab_size
-        self.encoder = encoder or Encoder(tokenizer.backend, fast=fast)
-        self.normalization = normalizes(tokenizer.backend)
+        self.function = Loaded.of(recipe, tokenizer)
+        """What makes tokens of records in place of all that follows."""
+        own = self.function is None
+        self.encoder = encoder or Encoder(tokenizer.backend, fast=fast and own)
         self.template: ChatTemplate | None = None
-        if recipe.template is not None:
+        if recipe.template is not None and own:
             self.template = ChatTemplate(recipe.template, tokenizer.special_tokens, fast=fast, now=recipe.now)
             self.template.prove()
             if recipe.masked and not self.template.generation:
@@ -60,8 +63,13 @@ class Toolkit:
         return cls(recipe, TokenizerContent.load(store, recipe.tokenizer), fast=fast)
 
 
-def tokenize(data: bytes, toolkit: Toolkit) -> Samples:
-    """Tokenize a block. Bad records end up in ``rejects``. Raises ``TooLong`` under overflow 'error'."""
+def tokenize(data: bytes, toolkit: Toolkit, files: Files | None = None) -> Samples:
+    """Tokenize a block. Bad records end up in ``rejects``. Raises ``TooLong`` under overflow 'error'.
+
+    ``files`` are those that its records name, for a function that asks for them.
+    """
+    if toolkit.function is not None:
+        return _finished(by_function(data, toolkit.function, files or {}), toolkit.recipe, data)
     encoder, audited, failed = toolkit.encoder, toolkit.encoder.audited, toolkit.failed
     reader = Reader(toolkit)
     parts = [_encode(batch, toolkit, reader) for batch in _batches(reader.read(data))]
@@ -78,9 +86,13 @@ def tokenize(data: bytes, toolkit: Toolkit) -> Samples:
         samples.fallbacks["engine"] += 1
     if toolkit.template is not None and toolkit.template.fast is None:
         samples.fallbacks["renderer"] += 1
-    samples = cut(add_special(samples, toolkit.recipe), toolkit.recipe, data)
+    return _finished(samples, toolkit.recipe, data)
+
+
+def _finished(samples: Samples, recipe: Recipe, data: bytes) -> Samples:
+    samples = cut(add_special(samples, recipe), recipe, data)
     samples.rejects.sort(key=lambda reject: reject.row)
-    if toolkit.recipe.untrained == "drop":
+    if recipe.untrained == "drop":
         bad = [reject for reject in samples.rejects if reject.reason != "nothing_to_train"]
         samples.dropped += len(samples.rejects) - len(bad)
         samples.rejects = bad
@@ -139,22 +151,18 @@ def _mask(batch: list[Item], encoded: Encoded, toolkit: Toolkit, reader: Reader)
     against its text. A row that fails the check, or whose text the tokenizer alters, goes by the offsets that the
     Hugging Face engine gives.
     """
-    mask = np.zeros(len(encoded.ids), np.bool_)
-    lengths = toolkit.encoder.token_bytes
-    ends = np.cumsum(lengths[encoded.ids], dtype=np.int64) if lengths is not None else None
-    for index, item in enumerate(batch):
-        start, stop = int(encoded.offsets[index]), int(encoded.offsets[index + 1])
-        row = mask[start:stop]
-        spans = item.spans or []
-        if ends is not None and toolkit.normalization is not None:
-            base = int(ends[start - 1]) if start else 0
-            borders = ends[start:stop]
-            if by_bytes(item.text, spans, borders, base, row, nfc=toolkit.normalization == "NFC"):
-                continue
-        reader.fallbacks["offsets"] += 1
-        ids, offsets = toolkit.encoder.slow.spans(item.text)
+    tokens = toolkit.encoder.token_bytes
+    if tokens is not None:
+        texts, spans = [item.text for item in batch], [item.spans or [] for item in batch]
+        mask, unsure = by_bytes(texts, spans, encoded.ids, encoded.offsets, tokens)
+    else:
+        mask, unsure = np.zeros(len(encoded.ids), np.bool_), np.arange(len(batch))
+    reader.fallbacks["offsets"] += len(unsure)
+    for row in unsure:
+        start, stop = int(encoded.offsets[row]), int(encoded.offsets[row + 1])
+        ids, offsets = toolkit.encoder.slow.spans(batch[row].text)
         if not np.array_equal(ids, encoded.ids[start:stop]):
             toolkit.encoder.distrust()
-            return mask  # the block is encoded again
-        row[:] = by_offsets(spans, offsets)
+            break  # the block is encoded again
+        mask[start:stop] = by_offsets(batch[row].spans or [], offsets)
     return mask

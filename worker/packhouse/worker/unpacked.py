@@ -6,12 +6,13 @@ from typing import Any, BinaryIO, cast
 
 import orjson
 
+from packhouse.worker.places import is_object, opened, trouble
 from packhouse.worker.readers import kind_of, parts_of, unpack
 
 
 def open_part(path: str, how: str, part: int) -> BinaryIO:
     """Open a part of a source as JSON lines."""
-    return open(path, "rb", buffering=0) if how == "lines" else cast(BinaryIO, Unpacked(unpack(path, how, part)))
+    return cast(BinaryIO, opened(path) if how == "lines" else Unpacked(unpack(path, how, part)))
 
 
 class Unpacked(io.RawIOBase):
@@ -51,6 +52,15 @@ def first_records(files: Sequence[str], documents: str = "file", count: int = 20
 
 def first_lines(path: str, documents: str = "file", count: int = 20) -> list[bytes]:
     """Return the first lines of a source, at most ``count`` and some 8 MiB of them."""
+    try:
+        return _first_lines(path, documents, count)
+    except OSError as error:
+        if is_object(path):
+            raise trouble(path, error) from None
+        raise
+
+
+def _first_lines(path: str, documents: str, count: int) -> list[bytes]:
     how = kind_of(path, documents)
     if not parts_of(path, how):
         return []

@@ -1,11 +1,16 @@
 """What runs on a worker: scan sources, and turn blocks into shards. Results are receipts; no token travels."""
 
+import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from packhouse.client.errors import Unavailable
 from packhouse.client.format import Receipt
 from packhouse.client.store import Store
+from packhouse.worker.by_function import names_in
+from packhouse.worker.files import check_unchanged, files_of
+from packhouse.worker.provenance import made_by
 from packhouse.worker.recipe import Recipe
 from packhouse.worker.records import Reject
 from packhouse.worker.shards import write_shard
@@ -14,6 +19,8 @@ from packhouse.worker.tokenize import Toolkit, TooLong, tokenize
 
 SHOWN_REJECTS = 3
 """Quarantine entries that travel with a result; all of them stand in the shard's sidecar."""
+WRITERS = 4
+"""Shards of a task that are written at once: flushing a file waits for the disk, and takes no CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +39,15 @@ class Done:
     block: Block
     receipt: Receipt
     engine: str
-    fast: bool
-    """Whether the fast engine or the fast renderer had a part in it."""
+    made_by: dict[str, str]
+    """Versions of packhouse, engine and renderer, see ``provenance``."""
     failed: tuple[str, ...]
     """The parts, 'engine' and 'renderer', whose fast way an audit has found wrong."""
     audited: int
     fallbacks: Counter[str]
     rejects: tuple[Reject, ...]
+    write_seconds: float
+    """Time to write the shard's files to the store."""
 
 
 def scan_sources(paths: list[str], documents: str = "file") -> list[Scanned]:
@@ -53,8 +62,16 @@ def scan_sources(paths: list[str], documents: str = "file") -> list[Scanned]:
 
 
 def encode_blocks(store: Store, recipe: Recipe, blocks: list[Block], *, fast: bool) -> list[Done]:
-    """Tokenize each block and commit its shard."""
-    return [_encode_block(store, recipe, block, fast=fast) for block in blocks]
+    """Tokenize each block and commit its shard; what waits for the disk does so while the next block is tokenized."""
+    with ThreadPoolExecutor(WRITERS) as writers:
+        writes = [writers.submit(write) for write in (_encode_block(store, recipe, block, fast) for block in blocks)]
+    return [write.result() for write in writes]
+
+
+def names_in_blocks(store: Store, recipe: Recipe, blocks: list[Block]) -> list[tuple[str, list[str]]]:
+    """Return, for each block, its digest and the names of the files that its records depend on."""
+    function = _toolkit(store, recipe, True).function
+    return [(block.digest, [] if function is None else names_in(read(block), function)) for block in blocks]
 
 
 def warm_up(store: Store, recipe: Recipe) -> str:
@@ -62,29 +79,28 @@ def warm_up(store: Store, recipe: Recipe) -> str:
     return _toolkit(store, recipe, True).encoder.name
 
 
-def _encode_block(store: Store, recipe: Recipe, block: Block, *, fast: bool) -> Done:
+def _encode_block(store: Store, recipe: Recipe, block: Block, fast: bool) -> Callable[[], Done]:
+    """Tokenize a block; return what commits its shard."""
     toolkit = _toolkit(store, recipe, fast)
     try:
-        samples = tokenize(read(block), toolkit)
+        files = files_of(block)
+        samples = tokenize(read(block), toolkit, files)
+        check_unchanged(files.values())
     except TooLong as error:
         raise TooLong(
             f"{block.source!r} line {block.first_line + error.row + 1}: {error.detail}", error.remedy
         ) from None
-    try:
-        receipt = write_shard(store, recipe.shard_key(block.digest), samples, toolkit.vocab_size)
-    except OSError as error:
-        remedy = "free or repair it and submit the job again: finished shards are kept"
-        raise Unavailable(f"the store cannot be written ({error.strerror})", remedy) from None
-    return Done(
-        block,
-        receipt,
-        samples.engine,
-        toolkit.fast,
-        toolkit.failed,
-        samples.audited,
-        samples.fallbacks,
-        tuple(samples.rejects[:SHOWN_REJECTS]),
-    )
+    parts, failed = made_by(samples.engine, toolkit), toolkit.failed
+
+    def write() -> Done:
+        begun = time.perf_counter()
+        key = recipe.shard_key(block.digest)
+        receipt = write_shard(store, key, samples, toolkit.vocab_size, made_by=parts)
+        seconds = time.perf_counter() - begun
+        rejects = tuple(samples.rejects[:SHOWN_REJECTS])
+        return Done(block, receipt, samples.engine, parts, failed, samples.audited, samples.fallbacks, rejects, seconds)
+
+    return write
 
 
 _TOOLKITS: dict[tuple[Recipe, bool], Toolkit] = {}
