@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint types serve bench bench-peers soak deploy-tools stack clean
+.PHONY: demo test lint types serve bench bench-peers soak deploy-tools stack browser-tools clean
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else "packhouse needs Python 3.11 to 3.13, and $(PYTHON) is " + sys.version.split()[0] + ": set PYTHON=python3.11")'
@@ -28,6 +28,11 @@ types: $(READY)
 
 test: lint types  ## lint, types and all tests
 	$(BIN)/python -m pytest
+
+browser-tools:  ## what the tests of the dashboard use: Debian's Chromium, and axe-core from npm
+	command -v chromium > /dev/null || apt-get install --yes -qq --no-install-recommends chromium
+	mkdir -p build/axe
+	cd build/axe && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-*.tgz --strip-components=1 package/axe.min.js
 
 deploy-tools: $(READY)  ## what the tests of deploy/ check with: promtool, helm, hadolint, schemas
 	tests/deploy/tools.sh

@@ -14,6 +14,7 @@ import xxhash
 
 from packhouse.client.digest import digest_json
 from packhouse.client.errors import InvalidRequest
+from packhouse.worker import roots as allowed_roots
 from packhouse.worker.sources import Block, Fingerprint, SourceChanged
 from packhouse.worker.tokenize_fn import File
 
@@ -40,6 +41,8 @@ class Places:
             path = os.path.realpath(os.path.join(*found))
             if not any(os.path.commonpath([path, folder]) == folder for folder in self._allowed):
                 return "", "file_outside"
+            if not allowed_roots.allowed(path):
+                return "", "file_outside"
             regular = stat.S_ISREG(os.stat(path).st_mode)
         except (OSError, ValueError):  # ValueError: a zero byte, or a lone surrogate
             return "", "missing_file"
@@ -49,6 +52,7 @@ class Places:
 def check_roots(roots: Mapping[str, str]) -> None:
     """Raise ``InvalidRequest`` for a root that is not a folder of this machine."""
     for prefix, folder in roots.items():
+        allowed_roots.check(folder)
         if not os.path.isabs(folder) or not os.path.isdir(folder):
             raise InvalidRequest(
                 f"the file root {folder!r} for {prefix!r} is not a folder on the service's machine",
@@ -72,6 +76,7 @@ def digest_files(paths: list[str]) -> list[Digested | None]:
 
 
 def _digest(path: str) -> Digested | None:
+    allowed_roots.check(path)
     try:
         before = Fingerprint.of(path)
         with open(path, "rb", buffering=0) as file:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 
 from packhouse.client.errors import InvalidRequest, PackhouseError, Unavailable
+from packhouse.worker import roots
 from packhouse.worker.settings import s3_endpoint
 
 S3 = "s3://"
@@ -36,17 +37,20 @@ def is_object(path: str) -> bool:
 
 
 def opened(path: str) -> pa.NativeFile:
-    """Open a source to read it from its start to its end; raise ``OSError``."""
+    """Open a source to read it from its start to its end; raise ``OSError``, and ``OutsideRoots``."""
+    roots.check(path)
     return pa.BufferedInputStream(_object(path), READ_AHEAD) if is_object(path) else pa.OSFile(path)
 
 
 def mapped(path: str) -> pa.NativeFile:
-    """Open a source to read it at any place; raise ``OSError``."""
+    """Open a source to read it at any place; raise ``OSError``, and ``OutsideRoots``."""
+    roots.check(path)
     return _object(path) if is_object(path) else pa.memory_map(path)
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:
-    """Return so many bytes of a source, fewer where it ends; raise ``OSError``."""
+    """Return so many bytes of a source, fewer where it ends; raise ``OSError``, and ``OutsideRoots``."""
+    roots.check(path)
     if not is_object(path):
         with open(path, "rb") as file:
             file.seek(offset)
@@ -85,6 +89,7 @@ def objects(source: str, suffixes: Sequence[str]) -> list[str]:
         raise InvalidRequest("a source has an address without a bucket's name behind s3://", "use s3://bucket/key")
     if "//" in name or not {".", ".."}.isdisjoint(key.split("/")):
         raise InvalidRequest(f"the source {source!r} has a key that cannot be listed", "write it as it is listed")
+    roots.check_pattern(source)
     try:
         info = _filesystem().get_file_info(name.rstrip("/"))
         if info.type == fs.FileType.File and not name.endswith("/"):
@@ -98,7 +103,9 @@ def objects(source: str, suffixes: Sequence[str]) -> list[str]:
     if not found:
         remedy = "check bucket and key; of a prefix, objects count that end in " + ", ".join(suffixes)
         raise InvalidRequest(f"the source {source!r} names no object", remedy)
-    return [S3 + path for path in sorted(found, key=str.encode)]
+    listed = [S3 + path for path in sorted(found, key=str.encode)]
+    roots.check_all(listed)
+    return listed
 
 
 def is_of_store(error: OSError) -> bool:

@@ -9,3 +9,11 @@ def s3_endpoint() -> str | None:
     ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``, their files, the machine's role.
     """
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+def source_roots() -> str | None:
+    """Return the folders and prefixes that may be read, with commas between them: PACKHOUSE_SOURCE_ROOTS.
+
+    None, where it is not set, is everything; nothing may be read where it is empty.
+    """
+    return os.environ.get("PACKHOUSE_SOURCE_ROOTS")

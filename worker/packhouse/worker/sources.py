@@ -15,6 +15,7 @@ from typing import Self
 
 from packhouse.client.digest import digest_bytes
 from packhouse.client.errors import InvalidRequest, PackhouseError
+from packhouse.worker import roots
 from packhouse.worker.cutting import NoLineEnd, cut
 from packhouse.worker.places import each, is_object, objects, read_range, trouble, version_of
 from packhouse.worker.readers import damaged, kind_of, parts_of, unpack
@@ -65,7 +66,8 @@ def expand(sources: list[str]) -> list[str]:
     """Return the files that ``sources`` (files, folders, globs, the same in a bucket) name, in order.
 
     Folders and globs sort by bytes. No data is read beyond the first bytes of each file. Raises ``InvalidRequest`` for
-    a relative path, for one that names nothing, and for a file that cannot be read or is of a kind that is not known.
+    a relative path, for one that names nothing, and for a file that cannot be read, may not be read, or is of a kind
+    that is not known.
     """
     files = listed(sources)
     check_readable(files)
@@ -91,14 +93,18 @@ def check_readable(files: Sequence[str]) -> None:
 
 
 def _expand_one(source: str) -> list[str]:
+    roots.check_pattern(source)  # before anything is looked at
     if os.path.isdir(source):
-        found = [str(path) for path in Path(source).rglob("*") if path.name.endswith(_SUFFIXES) and path.is_file()]
+        found = [str(path) for path in Path(source).rglob("*") if path.name.endswith(_SUFFIXES)]
         remedy = "name the files, or give them one of the suffixes " + ", ".join(_SUFFIXES)
     elif os.path.exists(source) or not glob.has_magic(source):
+        roots.check(source)
         return [source]
     else:
-        found = [path for path in glob.glob(source, recursive=True) if os.path.isfile(path)]
+        found = glob.glob(source, recursive=True)
         remedy = "check the pattern"
+    roots.check_all(found)  # links lead anywhere, and whether there is a file must not be told of those
+    found = [path for path in found if os.path.isfile(path)]
     if not found:
         raise InvalidRequest(f"the source {source!r} matches no file of records", remedy)
     return sorted(found, key=os.fsencode)

@@ -10,6 +10,7 @@ from typing import Any, Self
 from packhouse.client.digest import canonical_json, digest_bytes
 from packhouse.client.errors import Damaged, InvalidRequest, NotFound, Unavailable
 from packhouse.client.store import ReadStore, Store
+from packhouse.worker import roots
 from packhouse.worker.libraries import auto_tokenizer
 from packhouse.worker.named_templates import as_one
 
@@ -82,12 +83,15 @@ def load_tokenizer(folder: str) -> tuple[TokenizerContent, str | None]:
 
     Raises ``InvalidRequest`` at once for a name that is not a folder: a model hub is never asked.
     """
+    if os.path.isabs(folder):
+        roots.check(folder)
     if not os.path.isabs(folder) or not os.path.isdir(folder):
         detail = f"the tokenizer {folder!r} is not a folder on the service's machine"
         raise InvalidRequest(detail, "give the absolute path of one with a tokenizer.json; hub names are not fetched")
     signature = []
     try:
         for path in sorted(Path(folder).iterdir()):
+            roots.check(str(path))
             info = path.stat()
             signature.append((path.name, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino))
     except OSError as error:
