@@ -10,6 +10,7 @@ import pytest
 from tests.s3_server import PAGE, S3Server
 
 from packhouse.client.errors import InvalidRequest, NotFound, Unavailable
+from packhouse.client.remote import object_store
 from packhouse.client.s3_store import S3Store
 from packhouse.client.store import LocalStore, Store, store_at
 
@@ -151,6 +152,11 @@ def test_a_bucket_that_is_not_there_is_named_at_once(s3_server: S3Server) -> Non
         store_at(uri).check()
 
 
-def test_keys_are_not_told(s3_server: S3Server) -> None:
+def test_keys_are_not_told(s3_server: S3Server, tmp_path: Path) -> None:
     store = S3Store("s3://mine:hidden@bucket/a?region=x")
     assert "hidden" not in f"{store.location} {store!r} {store._address!r}"
+    with pytest.raises(InvalidRequest) as refused:
+        S3Store("s3://mine:hid/den@bucket/a")
+    with pytest.raises(NotFound, match=r"the store s3://secret/a has no datasets/x") as absent:
+        object_store(s3_server.uri("secret", "a").replace("test:test", "mine:hidden"), tmp_path).open("datasets/x")
+    assert "hid" not in f"{refused.value} {absent.value}"

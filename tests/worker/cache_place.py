@@ -16,6 +16,7 @@ from packhouse.worker import pipeline
 from packhouse.worker.flights import Flights
 from packhouse.worker.pipeline import Outcome
 from packhouse.worker.recipe import resolve
+from packhouse.worker.shares import Shares
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -40,6 +41,7 @@ class Inline:
 
     def __init__(self, before: Callable[[list[Any]], None]) -> None:
         self.before = before
+        self.shares = Shares()
         self.encoded: Counter[str] = Counter()
         """How often each block was encoded."""
 

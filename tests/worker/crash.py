@@ -26,6 +26,7 @@ from packhouse.client.store import Store, store_at
 from packhouse.client.wire import JobSpec, Progress
 from packhouse.worker import pipeline, recipe, work
 from packhouse.worker.lookup import note_audit_failed
+from packhouse.worker.shares import Shares
 
 DATA = "shards/??/" + "?" * 32 + ".arrow"
 META = "shards/*.meta.arrow"
@@ -43,6 +44,7 @@ class Inline:
     def __init__(self, after: Callable[[int], None] = lambda _: None) -> None:
         self._after = after
         self._ended = 0
+        self.shares = Shares()
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:
         return lambda: function(*args, **kwargs)

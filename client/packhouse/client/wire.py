@@ -69,6 +69,8 @@ class JobSpec(Wire):
     """Share of bad records above which the job fails."""
     name: str | None = None
     """A label for people; it changes nothing."""
+    priority: Annotated[int, Field(ge=-3, le=3)] = 0
+    """Each step up doubles the share of the workers that the job is given; above 0 it takes the role admin."""
 
 
 class JobState(StrEnum):
@@ -172,6 +174,8 @@ class Job(Wire):
     id: str
     state: JobState
     spec: JobSpec
+    submitter: str = "anyone"
+    """Name of the token that it was submitted with."""
     recipe: str
     """Recipe digest."""
     version: int

@@ -44,6 +44,13 @@ class NewToken(Wire):
     """The whole token, which is not shown again."""
 
 
+class WhoAmI(Wire):
+    """Who asks, as the service knows them."""
+
+    name: str
+    role: RoleName
+
+
 class AuditEntry(Wire):
     """Something that someone did."""
 

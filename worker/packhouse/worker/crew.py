@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from packhouse.client.errors import Unavailable
 from packhouse.client.store import Store
 from packhouse.worker.executor import Executor, Task, WorkerDied
+from packhouse.worker.shares import Share
 from packhouse.worker.sources import Block, Fingerprint
 
 TASKS_PER_CPU = 2
@@ -17,6 +18,8 @@ ATTEMPTS = 3
 """Workers that a piece of work may cost before its job fails."""
 TICK_SECONDS = 0.25
 """How long to wait for a task before looking around."""
+TURN_SECONDS = 0.02
+"""And how long where another job has its turn first."""
 
 Piece = TypeVar("Piece", Block, Fingerprint)
 
@@ -32,10 +35,17 @@ class Crew:
     executor: Executor
     store: Store
     cancelled: threading.Event
+    submitter: str = ""
+    weight: float = 1.0
+    """Of its share of the workers."""
     running: dict[Task, Any] = field(default_factory=dict)
     """The group of pieces that each task works on."""
     deaths: int = 0
     _attempts: Counter[str] = field(default_factory=Counter)
+    _share: Share = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._share = self.executor.shares.join(self.submitter, self.weight)
 
     def check_cancelled(self) -> None:
         """Raise ``Cancelled`` if the job is to stop."""
@@ -50,13 +60,10 @@ class Crew:
         """
         while queue or self.running:
             self.check_cancelled()
-            while queue and len(self.running) < TASKS_PER_CPU * self.executor.cpus:
-                group = queue.popleft()
-                task = begin(group)
-                if task is not None:
-                    self.running[task] = group
-            for task in self.executor.wait(list(self.running), TICK_SECONDS):
+            self._begin_all(queue, begin)
+            for task in self._wait(bool(queue)):
                 group = self.running.pop(task)
+                self._share.give_back()
                 try:
                     yield self.executor.result(task)
                 except WorkerDied as error:
@@ -65,8 +72,37 @@ class Crew:
 
     def disband(self) -> None:
         """End what still runs, and clear away what it was writing."""
-        if self.executor.cancel(list(self.running)) or self.deaths:
-            self.store.sweep()
+        try:
+            if self.executor.cancel(list(self.running)) or self.deaths:
+                self.store.sweep()
+        finally:
+            self._share.leave()
+
+    def _begin_all(self, queue: deque[list[Piece]], begin: Callable[[list[Piece]], Task | None]) -> None:
+        """Begin the tasks of ``queue`` as long as it is this job's turn."""
+        room = TASKS_PER_CPU * self.executor.cpus
+        self._share.want(bool(queue))
+        while queue and self._share.take(room):
+            group = queue.popleft()
+            try:
+                task = begin(group)
+            except BaseException:
+                self._share.give_back(begun=False)
+                raise
+            if task is None:
+                self._share.give_back(begun=False)
+            else:
+                self.running[task] = group
+        self._share.want(bool(queue))
+
+    def _wait(self, waiting: bool) -> list[Task]:
+        """Return the tasks that have ended; ``waiting`` says whether there are more to begin."""
+        if not self.running:
+            if waiting:
+                self._share.wait(TICK_SECONDS)
+            return []
+        full = len(self.running) >= TASKS_PER_CPU * self.executor.cpus
+        return self.executor.wait(list(self.running), TURN_SECONDS if waiting and not full else TICK_SECONDS)
 
     def _again(self, group: list[Piece], error: WorkerDied) -> list[list[Piece]]:
         """Return the tasks that try ``group`` again, one a piece, so that a deadly one is found."""

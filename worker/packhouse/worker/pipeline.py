@@ -49,17 +49,19 @@ def run(
     on_encoded: Callable[[Done], None] = lambda done: None,
     needs: Needs | None = None,
     flights: Flights | None = None,
+    submitter: str = "",
 ) -> Outcome:
     """Do a caching job and return its outcome; ``on_encoded`` is told of each block that a worker has encoded.
 
-    ``needs`` hears which shards the job uses, and jobs that share ``flights`` make each shard once.
+    ``needs`` hears which shards the job uses, and jobs that share ``flights`` make each shard once. All ``submitter``s
+    get equal shares of the executor.
 
     Raises ``Cancelled`` once ``cancelled`` is set, and ``PackhouseError`` for what makes the job fail: a source that
     cannot be read or changes, too many bad records, a store that cannot be written, a block that kills its workers.
     Whatever shards are finished stay, as hits for the next job.
     """
     recipe, tally = resolved.recipe_, Tally()
-    report, crew = Report(tally, on_progress), Crew(executor, store, cancelled)
+    report, crew = Report(tally, on_progress), Crew(executor, store, cancelled, submitter, 2.0**spec.priority)
     cache = Cache(store, index, needs or NoEviction(), flights or Flights())
 
     def encoded(done: Done) -> None:
