@@ -52,11 +52,14 @@ def test_the_client_needs_no_extra() -> None:
     """Everything of the client but its torch side imports where nothing of the extras can be imported."""
     script = """
 import sys
-for name in ("ray", "fastapi", "uvicorn", "transformers", "tokenizers", "torch", "orjson", "sqlalchemy", "numba"):
+for name in (
+    *("ray", "fastapi", "uvicorn", "transformers", "tokenizers", "torch", "orjson", "sqlalchemy", "numba", "PIL"),
+):
     sys.modules[name] = None
 import packhouse.client
 import packhouse.client.api, packhouse.client.cli, packhouse.client.format, packhouse.client.pack
 import packhouse.client.plan, packhouse.client.remote, packhouse.client.store
+import packhouse.client.extra, packhouse.client.processor, packhouse.client.picture_files
 import packhouse.client.handshake, packhouse.client.kernel, packhouse.client.ledger, packhouse.client.shard_cache
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -103,6 +103,7 @@ def test_many_identical_submits_at_once_make_one_job(
 def test_cancel_queued_running_and_finished(
     start_service: Start, busy: Callable[[], None], tmp_path: Path, tokenizer_dir: Path
 ) -> None:
+    """Case B086."""
     with start_service(tmp_path, jobs_at_once=1) as service, Client(service.url) as client:
         running, queued, after = (client.submit(spec(tmp_path, tokenizer_dir, number)) for number in range(3))
         until(lambda: client.job(running.id).state is JobState.RUNNING)

@@ -116,7 +116,7 @@ async def test_a_fault_is_found_by_the_id_of_its_request(service: Any, json_log:
     app = create_app(replace(service.parts, metrics=metrics))
     app.add_api_route("/fault", lambda: 1 / 0)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         answer = await http.get("/fault", headers={"x-request-id": "r-17"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (500, "r-17")
     assert "trace r-17" in answer.json()["detail"]

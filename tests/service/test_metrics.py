@@ -270,7 +270,7 @@ def test_a_cancelled_run_leaves_no_rows(tmp_path: Path) -> None:
 
         def check(self, spec: JobSpec) -> Any: ...
 
-        def run(self, spec: JobSpec, recipe: Any, on_progress: Any, keep_rejected: Any, cancelled: Any) -> str:
+        def run(self, spec: JobSpec, recipe: Any, on_progress: Any, keep: Any, cancelled: Any, submitter: str) -> str:
             on_progress(Progress(phase="encoding", rows=7, hits=2, bytes_read=9))
             cancelled.set()
             raise RuntimeError("interrupted")
@@ -286,6 +286,7 @@ def test_a_cancelled_run_leaves_no_rows(tmp_path: Path) -> None:
             lambda progress: None,
             lambda blocks: None,
             stop,
+            "ann",
         )
     found: dict[str, float] = {}
     for sample in (sample for family in metrics.registry.collect() for sample in family.samples):

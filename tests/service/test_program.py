@@ -2,81 +2,24 @@
 
 import json
 import os
-import re
-import select
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
-import pytest
+from tests.program import COMMAND, gone, serving
 
 from packhouse.client.api import Client
 from packhouse.client.wire import JobSpec, JobState
-
-COMMAND = [sys.executable, "-c", "import sys; from packhouse.client.cli import main; sys.exit(main())", "serve"]
-
-
-@dataclass(frozen=True)
-class Program:
-    process: psutil.Popen
-    url: str
-    family: list[psutil.Process]
-
-    def left(self) -> list[psutil.Process]:
-        """Return the processes of this program that still run."""
-        return [one for one in self.family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-
-
-@contextmanager
-def serving(home: Path) -> Iterator[Program]:
-    environment = {**os.environ, "PACKHOUSE_CPUS": "1"}
-    command = [*COMMAND, "--port", "0", "--home", str(home)]
-    with open(home / "log", "a") as log:
-        process = psutil.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-    try:
-        ready, _, _ = select.select([process.stdout], [], [], 60)
-        assert ready, (home / "log").read_text()
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found, (home / "log").read_text()
-        yield Program(process, found[0], [process, *process.children(recursive=True)])
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        process.stdout.close()
-
-
-def gone(program: Program, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while (left := program.left()) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not left
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some seconds of work for one worker: blocks of 16 MB and more."""
-    file = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
-    words = [f"word{n * 7919 % 100_003}" for n in range(120)]
-    with open(file, "w") as out:
-        for number in range(70_000):
-            at = number % 60
-            out.write(json.dumps({"text": f"{number} " + " ".join(words[at : at + 60])}) + "\n")
-    return file
 
 
 def test_a_killed_service_takes_its_job_up_again(
     service: Any, tmp_path: Path, corpus: Path, tokenizer_dir: Path
 ) -> None:
+    """Case B087."""
     spec = JobSpec(sources=[str(corpus)], tokenizer=str(tokenizer_dir))
     with serving(tmp_path) as program, Client(program.url) as client:
         job = client.submit(spec)

@@ -42,7 +42,7 @@ def job(service: Any, spans: Any, spec: JobSpec) -> str:
     parts = service.parts
     work = ObservedWork(CacheWork(parts.store, parts.catalog, parts.executor), Metrics(), spans)
     with bound(job="j1"):
-        return work.run(spec, work.check(spec), lambda progress: None, lambda blocks: None, threading.Event())
+        return work.run(spec, work.check(spec), lambda progress: None, lambda blocks: None, threading.Event(), "ann")
 
 
 def test_a_job_and_its_phases_are_spans(service: Any, spans: Any, texts: Path, tokenizer_dir: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_job_that_fails_is_an_error(service: Any, spans: Any, tmp_path: Path, 
 async def test_a_request_is_a_span_under_its_callers(service: Any, spans: Any) -> None:
     app = create_app(replace(service.parts, metrics=Metrics(), traces=spans))
     caller = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         await http.get("/v1/jobs/none", headers=caller)
         await http.get("/metrics")
         await http.get("/livez")

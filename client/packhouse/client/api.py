@@ -56,13 +56,18 @@ class Client:
     """A service's client. Every method raises the ``PackhouseError`` that the service answers with.
 
     ``url`` defaults to PACKHOUSE_URL or ``packhouse serve`` on this machine; ``transport`` is for tests and special
-    networks; ``timeout`` is in seconds, for each request.
+    networks; ``timeout`` is in seconds, for each request; ``token`` defaults to PACKHOUSE_TOKEN or what stands in the
+    file PACKHOUSE_TOKEN_FILE.
     """
 
     def __init__(
-        self, url: str | None = None, transport: httpx.BaseTransport | None = None, timeout: float = 60.0
+        self,
+        url: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        timeout: float = 60.0,
+        token: str | None = None,
     ) -> None:
-        self.connection = Connection(url, transport, timeout)
+        self.connection = Connection(url, transport, timeout, token)
 
     def __enter__(self) -> Self:
         return self

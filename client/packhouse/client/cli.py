@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -118,6 +119,9 @@ def submit(
     ] = "quarantine",
     max_bad_share: Annotated[float, typer.Option(help="Share of bad records at which the job fails.")] = 0.01,
     name: Annotated[str | None, typer.Option(help="A label for people.")] = None,
+    priority: Annotated[
+        int, typer.Option(min=-3, max=3, help="Each step doubles the job's share of the workers; above 0 for admins.")
+    ] = 0,
     wait: Annotated[bool, typer.Option(help="Wait for the end, with a progress bar.")] = True,
     as_json: AsJson = False,
     url: Url = None,
@@ -142,6 +146,7 @@ def submit(
         on_bad_record=on_bad_record,
         max_bad_share=max_bad_share,
         name=name,
+        priority=priority,
     )
     with Client(url) as client:
         job = client.submit(spec)
@@ -250,6 +255,12 @@ def serve(context: typer.Context) -> None:
 
 
 @app.command(**_PASSED_ON)
+def token(context: typer.Context) -> None:
+    """Make, list and revoke access tokens on the service's machine, and see who did what (needs packhouse[service])."""
+    _run_elsewhere("token", "service", context.args)
+
+
+@app.command(**_PASSED_ON)
 def demo(context: typer.Context) -> None:
     """Run the main job end to end on text from this machine (needs packhouse[service,trainer])."""
     _run_elsewhere("demo", "service,trainer", context.args)
@@ -265,6 +276,11 @@ def _run_elsewhere(name: str, extra: str, arguments: list[str]) -> None:
         command = next(iter(found)).load()
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"'packhouse {name}' needs {error.name}, which is not installed", remedy) from error
-    elsewhere = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
-    elsewhere.command(name)(command)
+    elsewhere = command if isinstance(command, typer.Typer) else _alone(name, command)
     elsewhere(arguments, prog_name=f"packhouse {name}")
+
+
+def _alone(name: str, command: Callable[..., None]) -> typer.Typer:
+    alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+    alone.command(name)(command)
+    return alone

@@ -1,6 +1,7 @@
 """The HTTP connection to a service: problem documents and broken connections become the client's errors."""
 
 import os
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -10,7 +11,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from packhouse.client.errors import Damaged, Evicted, InvalidRequest, Mismatch, NotFound, PackhouseError, Unavailable
-from packhouse.client.settings import service_url
+from packhouse.client.settings import access_token, ca_file, service_url
 from packhouse.client.wire import Problem
 
 T = TypeVar("T")
@@ -31,10 +32,13 @@ def to_error(problem: Problem) -> PackhouseError:
 class Connection:
     """Connections to one service, opened when needed. It can be pickled, and used after a fork."""
 
-    def __init__(self, url: str | None, transport: httpx.BaseTransport | None, timeout: float) -> None:
+    def __init__(
+        self, url: str | None, transport: httpx.BaseTransport | None, timeout: float, token: str | None = None
+    ) -> None:
         self.url = (url or service_url()).rstrip("/")
         self.timeout = timeout
         self._transport = transport
+        self._token = token
         self._clients: dict[int, httpx.Client] = {}
         try:
             parsed = httpx.URL(self.url)
@@ -46,7 +50,7 @@ class Connection:
         self._proxied = not _is_loopback(parsed.host)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Connection, (self.url, self._transport, self.timeout)
+        return Connection, (self.url, self._transport, self.timeout, self._token)
 
     def close(self) -> None:
         """Close what this process opened; the next request opens it again."""
@@ -78,8 +82,15 @@ class Connection:
         # A socket that two processes share mixes up their answers: each has its own.
         client = self._clients.get(os.getpid())
         if client is None:
+            token = self._token or access_token()
             client = httpx.Client(
-                base_url=self.url, transport=self._transport, timeout=self.timeout, trust_env=self._proxied
+                base_url=self.url,
+                headers={} if token is None else {"authorization": f"Bearer {token}"},
+                transport=self._transport,
+                timeout=self.timeout,
+                trust_env=self._proxied,
+                verify=_trusted(),
+                follow_redirects=False,  # the token is for this service alone
             )
             self._clients[os.getpid()] = client
         return client
@@ -122,6 +133,14 @@ def parse(model: type[T] | TypeAdapter[T], data: str | bytes) -> T:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         fact = f"the service's answer cannot be read ({where}: {error.errors()[0]['msg']})"
         raise Mismatch(fact, "use a client and a service of one version") from error
+
+
+def _trusted() -> ssl.SSLContext | bool:
+    file = ca_file()
+    try:
+        return True if file is None else ssl.create_default_context(cafile=file)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidRequest(f"SSL_CERT_FILE is {file!r}, which cannot be used ({error})", "name a PEM file") from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -12,6 +12,29 @@ def service_url() -> str:
     return os.environ.get("PACKHOUSE_URL") or DEFAULT_URL
 
 
+def access_token() -> str | None:
+    """Return the token that requests carry: PACKHOUSE_TOKEN, or what stands in the file PACKHOUSE_TOKEN_FILE.
+
+    No error shows any of it.
+    """
+    value, file = os.environ.get("PACKHOUSE_TOKEN"), os.environ.get("PACKHOUSE_TOKEN_FILE")
+    if value and file:
+        raise InvalidRequest("PACKHOUSE_TOKEN and PACKHOUSE_TOKEN_FILE are both set", "unset one of them")
+    try:
+        token = Path(file).expanduser().read_text().strip() if file else (value or "").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        fact = f"PACKHOUSE_TOKEN_FILE is {file!r}, which cannot be read ({error})"
+        raise InvalidRequest(fact, "name a text file with the token") from None
+    if not token.isprintable() or not token.isascii() or " " in token:
+        raise InvalidRequest("the access token has characters that none has", "copy it again")
+    return token or None
+
+
+def ca_file() -> str | None:
+    """Return the file with the certificates that are trusted instead of the system's: SSL_CERT_FILE."""
+    return os.environ.get("SSL_CERT_FILE") or None
+
+
 def cache_folder() -> Path:
     """Return where fetched shards are kept: PACKHOUSE_CACHE, or a folder in the user's cache."""
     given = os.environ.get("PACKHOUSE_CACHE")

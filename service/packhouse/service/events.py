@@ -15,7 +15,7 @@ PACE = 0.2
 async def snapshots(
     jobs: Jobs, job_id: str, seen: int | None, *, heartbeat: float, pace: float = PACE
 ) -> AsyncIterator[Job | None]:
-    """Yield the job whenever it is not at version ``seen``; None after ``heartbeat`` seconds without a change.
+    """Yield the job whenever it is newer than version ``seen``; None after ``heartbeat`` seconds without a change.
 
     A slow reader gets fewer snapshots, not older ones. Ends when the job has or when the service hangs up; raises
     ``NotFound``.
@@ -33,7 +33,8 @@ async def snapshots(
             changed.clear()
             urgent.clear()
             job = await run_sync(jobs.job, job_id)
-            if job.version != seen:
+            # Another service may know a job by an older version than the reader has seen there.
+            if seen is None or job.version > seen or (job.state.final and job.version != seen):
                 yield job
                 seen = job.version
             if job.state.final or jobs.closing:

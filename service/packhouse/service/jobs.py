@@ -1,9 +1,13 @@
-"""The job table: takes jobs in, runs a bounded number of them in the order they came, tells how they stand."""
+"""The job table: takes jobs in, runs a bounded number of them, tells how they stand.
+
+The queue is the database's: any service may run any job, one service at a time. A job that another service runs is
+known here as it was last saved.
+"""
 
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,8 +20,13 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from packhouse.client.digest import digest_json
 from packhouse.client.errors import Mismatch, PackhouseError, Unavailable
 from packhouse.client.wire import Job, JobSpec, JobState, Problem, Progress
+from packhouse.service.access import ANYONE, Forbidden
 from packhouse.service.catalog import Catalog
+from packhouse.service.leases import Lease, Signs
+from packhouse.service.listeners import Listener, Listeners
+from packhouse.service.logs import bound
 from packhouse.service.problems import Conflict, database_trouble, describe, unexpected
+from packhouse.service.tokens import Caller, Role
 from packhouse.service.work import Work
 
 if TYPE_CHECKING:
@@ -27,93 +36,130 @@ log = logging.getLogger(__name__)
 
 SAVE_EVERY = 1.0
 """Seconds between two saves of a running job's progress; a change of state is saved at once."""
-
-Listener = Callable[[bool], None]
-"""Told of a change of a job, and whether it is urgent: a change of state rather than of progress."""
-
-_VERSION_GAP = 1 << 20
-"""Added to the version of a job that is taken up again: its events must be newer than any that was sent unsaved."""
+LEASE = 20.0
+"""Seconds without a sign of life after which a service is dead to the others."""
+BEATS = 5
+"""Signs of life in that time."""
+POLL = 1.0
+"""Seconds between two looks at the database for jobs that wait, were cancelled or changed elsewhere."""
+AT_ONCE = 16
+"""Jobs that run side by side, and share the workers: a small one need not wait for a huge one."""
+COME_BACKS = 5
+"""Times that a job may lose all its workers at once before it fails."""
+LOST = "workers-lost"
+RECIPES = 64
+"""Recipes of queued jobs that are kept, so that they need not be resolved again."""
 
 
 @dataclass(slots=True)
 class _Active:
-    """A job that has not ended, as this process knows it."""
+    """A job that this service runs."""
 
     job: Job
-    recipe: "ResolvedRecipe | None" = None
+    lease: Lease
     cancelled: threading.Event = field(default_factory=threading.Event)
     cancelling: bool = False
     """Whether a user cancelled it; ``cancelled`` is also set when the service stops."""
+    lost: bool = False
+    """Whether another service has it now: nothing of it is told or saved from here any more."""
     saved_at: float = 0.0
 
 
 class Jobs:
-    """All jobs of this service. Every method may be called from any thread."""
+    """The jobs of all services on one database, and the runners of this one. Any thread may call any method."""
 
-    def __init__(self, catalog: Catalog, work: Work, *, at_once: int = 2) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        work: Work,
+        *,
+        at_once: int = AT_ONCE,
+        name: str | None = None,
+        lease: float = LEASE,
+        poll: float = POLL,
+        quota: int | None = None,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Run ``at_once`` jobs; ``name`` is what no two services that live have in common, such as their home.
+
+        A token may have ``quota`` jobs that wait or run. No job is begun unless ``ready``.
+        """
         self._catalog = catalog
         self._work = work
+        self.service = token_hex(8)
+        self.signs = Signs(catalog.engine, self.service, name or self.service, lease)
+        self._lease, self._poll, self._quota, self._ready = lease, poll, quota, ready
+        self._share = at_once - at_once // 4
+        """Jobs of one submitter that run here at once: others always find a place."""
+        self._put_back_times: Counter[str] = Counter()
         self._lock = threading.RLock()
-        self._wake = threading.Condition(self._lock)
+        self._wake = threading.Event()
         self._active: dict[str, _Active] = {}
-        self._queue: deque[_Active] = deque()
-        self._listeners: dict[str, set[Listener]] = {}
+        self._recipes: dict[str, ResolvedRecipe] = {}
+        self._listeners = Listeners()
         self._runners = [threading.Thread(target=self._serve, name=f"job-{n}", daemon=True) for n in range(at_once)]
-        self._stopping = False
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._stopping = threading.Event()
         self.closing = False
         """Whether streams of events should end now."""
-        for job, cancelling in catalog.unfinished():
-            self._take_up(job, cancelling)
 
     def start(self) -> None:
         """Begin to run jobs."""
-        for runner in self._runners:
-            runner.start()
+        self.signs.enter()
+        for thread in (self._keeper, *self._runners):
+            thread.start()
 
     def stop(self, within: float) -> bool:
         """Interrupt what runs, leave it in the table as queued; return whether all runners ended in time (seconds)."""
-        with self._wake:
-            self._stopping = True
+        with self._lock:
+            self._stopping.set()
             for active in self._active.values():
                 active.cancelled.set()
-            self._wake.notify_all()
+        self._wake.set()
         self.hang_up()
         deadline = time.monotonic() + within
-        for runner in self._runners:
-            if runner.ident is not None:
-                runner.join(max(0.0, deadline - time.monotonic()))
-        return not any(runner.is_alive() for runner in self._runners)
+        started = [thread for thread in (*self._runners, self._keeper) if thread.ident is not None]
+        for thread in started:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with suppress(SQLAlchemyError):  # then the others wait for a lease's time
+            self.signs.leave()
+        return not any(thread.is_alive() for thread in started)
 
     def hang_up(self) -> None:
         """End all streams of events."""
         self.closing = True
-        with self._lock:
-            for job_id in self._listeners:
-                self._tell(job_id, urgent=True)
+        self._listeners.tell_all()
 
-    def submit(self, spec: JobSpec) -> tuple[Job, bool]:
-        """Return a new queued job and True, or the identical active one and False; raise what is wrong with it."""
+    def submit(self, spec: JobSpec, caller: Caller = ANYONE) -> tuple[Job, bool]:
+        """Return a new queued job and True, or the identical active one and False; raise what is wrong with it.
+
+        Raises ``Forbidden`` for a priority that the caller may not give, and ``TooManyJobs``.
+        """
+        if spec.priority > 0 and caller.role < Role.ADMIN:
+            fact = f"priority {spec.priority} is above 0, and the token {caller.name!r} may {caller.role.word}"
+            raise Forbidden(fact, "leave it at 0 or below, or use a token with the role admin")
         recipe = self._work.check(spec)
         job = Job(
             id=token_hex(8),
             state=JobState.QUEUED,
             spec=spec,
+            submitter=caller.name,
             recipe=recipe.digest,
             version=1,
             progress=Progress(),
             warnings=list(recipe.warnings),
             created_at=_now(),
         )
-        with self._wake:
-            if self._stopping:
-                raise Unavailable("the service is stopping", "try again in a moment")
-            twin = self._catalog.add(job, _key(spec, recipe.digest))
-            if twin is not None:
-                return self.job(twin.id), False
-            active = _Active(job, recipe)
-            self._active[job.id] = active
-            self._queue.append(active)
-            self._wake.notify()
+        if self._stopping.is_set():
+            raise Unavailable("the service is stopping", "try again in a moment")
+        twin = self._catalog.add(job, _key(spec, recipe.digest), None if caller is ANYONE else self._quota)
+        if twin is not None:
+            return self.job(twin.id), False
+        with self._lock:
+            self._recipes[job.id] = recipe
+            if len(self._recipes) > RECIPES:
+                del self._recipes[next(iter(self._recipes))]
+        self._wake.set()
         return job, True
 
     def job(self, job_id: str) -> Job:
@@ -124,73 +170,67 @@ class Jobs:
         return self._catalog.job(job_id)
 
     def jobs(self, *, state: JobState | None, before: str | None, limit: int) -> list[Job]:
-        """Return jobs, newest first; active ones as they stand now."""
+        """Return jobs, newest first; those that run here as they stand now."""
         stored = self._catalog.jobs(state=state, before=before, limit=limit)
         with self._lock:
             return [active.job if (active := self._active.get(job.id)) else job for job in stored]
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job: one that waits ends now, one that runs in a moment. Raise ``Conflict`` if it has ended."""
+        before = self.job(job_id)
+        job = None if before.state.final else self._catalog.cancel(job_id)
+        if job is None:
+            raise Conflict(f"job {job_id} is {self.job(job_id).state} already", "there is nothing to cancel")
         with self._lock:
-            active = self._active.get(job_id)
-            if active is None:
-                job = self._catalog.job(job_id)
-                raise Conflict(f"job {job_id} is {job.state} already", "there is nothing to cancel")
-            active.cancelling = True
-            active.cancelled.set()
-            if active in self._queue:
-                self._queue.remove(active)
-                self._end(active, JobState.CANCELLED)
-            else:
-                self._save(active)
-            return active.job
+            if active := self._active.get(job_id):
+                active.cancelling = True
+                active.cancelled.set()
+                return active.job
+        self._listeners.tell(job_id, urgent=True)
+        return job
 
     @contextmanager
     def listening(self, job_id: str, listener: Listener) -> Iterator[None]:
         """Call ``listener`` after each change of a job, from any thread; it must be quick and must not block."""
-        with self._lock:
-            self._listeners.setdefault(job_id, set()).add(listener)
-        try:
+        with self._listeners.listening(job_id, listener):
             yield
-        finally:
-            with self._lock:
-                listeners = self._listeners[job_id]
-                listeners.discard(listener)
-                if not listeners:
-                    del self._listeners[job_id]
 
     @property
     def listeners(self) -> int:
         """How many follow a job now."""
-        with self._lock:
-            return sum(map(len, self._listeners.values()))
-
-    def _take_up(self, job: Job, cancelling: bool) -> None:
-        """Queue again a job that the last process left unfinished; its finished shards will be hits."""
-        active = _Active(job, cancelling=cancelling)
-        self._active[job.id] = active
-        if cancelling:
-            self._end(active, JobState.CANCELLED, step=_VERSION_GAP)
-            return
-        fresh = {"state": JobState.QUEUED, "progress": Progress(), "started_at": None}
-        self._change(active, fresh, step=_VERSION_GAP)
-        self._save(active)
-        self._queue.append(active)
+        return len(self._listeners)
 
     def _serve(self) -> None:
-        while (active := self._next()) is not None:
-            self._run(active)
+        while not self._stopping.is_set():
+            self._wake.clear()  # before the look: what is submitted after it wakes the wait
+            try:
+                active = self._take() if self._ready() else None
+            except SQLAlchemyError as error:
+                log.warning("no job could be taken from the database (%s)", type(error).__name__)
+                active = None
+            if active is None:
+                self._wake.wait(self._poll)
+            else:
+                with bound(job=active.job.id):
+                    self._run(active)
 
-    def _next(self) -> _Active | None:
-        with self._wake:
-            while not self._queue and not self._stopping:
-                self._wake.wait()
-            if self._stopping:
-                return None
-            active = self._queue.popleft()
-            self._change(active, {"state": JobState.RUNNING, "started_at": _now()})
-            self._save(active)
-            return active
+    def _take(self) -> _Active | None:
+        """Take the next job; end those that were cancelled while nobody ran them."""
+        while not self._stopping.is_set() and (taken := self._next()) is not None:
+            job, lease, cancelling = taken
+            active = _Active(job, lease, cancelling=cancelling, saved_at=time.monotonic())
+            with self._lock:
+                self._active[job.id] = active
+                if self._stopping.is_set():
+                    active.cancelled.set()
+            self._listeners.tell(job.id, urgent=True)
+            if not cancelling:
+                return active
+            self._end(active, JobState.CANCELLED)
+        return None
+
+    def _next(self) -> tuple[Job, Lease, bool] | None:
+        return self._catalog.take(self.service, self._lease, self._share)
 
     def _run(self, active: _Active) -> None:
         try:
@@ -198,15 +238,24 @@ class Jobs:
         except Exception as error:
             if active.cancelling:
                 self._end(active, JobState.CANCELLED)
-            elif active.cancelled.is_set():
+            elif active.cancelled.is_set() or self._goes_on(active.job, error):
                 self._put_back(active)
             else:
                 self._end(active, JobState.FAILED, error=_explain(active.job, error))
         else:
             self._end(active, JobState.SUCCEEDED, dataset=dataset)
 
+    def _goes_on(self, job: Job, error: Exception) -> bool:
+        """Return whether a job is to run again when the workers are back, which it may do so many times."""
+        if not isinstance(error, PackhouseError) or error.kind != LOST:
+            return False
+        self._put_back_times[job.id] += 1
+        log.warning("it waits for the workers, for the time no. %d: %s", self._put_back_times[job.id], error.detail)
+        return self._put_back_times[job.id] <= COME_BACKS
+
     def _do(self, active: _Active) -> str:
-        job, recipe = active.job, active.recipe or self._work.check(active.job.spec)
+        job = active.job
+        recipe = self._recipes.pop(job.id, None) or self._work.check(job.spec)
         if recipe.digest != job.recipe:
             raise Mismatch(
                 f"the tokenizer {job.spec.tokenizer!r} or its template is no longer what it was when the job was "
@@ -219,6 +268,7 @@ class Jobs:
             on_progress=lambda progress: self._on_progress(active, progress),
             keep_rejected=lambda blocks: self._catalog.keep_rejected(job.id, blocks),
             cancelled=active.cancelled,
+            submitter=job.submitter,
         )
 
     def _on_progress(self, active: _Active, progress: Progress) -> None:
@@ -230,36 +280,85 @@ class Jobs:
     def _put_back(self, active: _Active) -> None:
         with self._lock:
             self._change(active, {"state": JobState.QUEUED, "started_at": None})
-            self._save(active)
+            self._settle(active)
 
-    def _end(self, active: _Active, state: JobState, *, step: int = 1, **more: Any) -> None:
+    def _end(self, active: _Active, state: JobState, **more: Any) -> None:
         with self._lock:
-            self._change(active, {"state": state, "finished_at": _now(), **more}, step=step)
-            # What could not be saved is still told from here, and taken up again by the next process.
-            if self._save(active):
-                del self._active[active.job.id]
+            self._change(active, {"state": state, "finished_at": _now(), **more})
+            self._settle(active)
 
-    def _change(self, active: _Active, fields: dict[str, Any], *, step: int = 1) -> None:
-        active.job = active.job.model_copy(update={**fields, "version": active.job.version + step})
-        self._tell(active.job.id, urgent="state" in fields)
+    def _settle(self, active: _Active) -> None:
+        """Save a job that does not run any more; until that works it is told from here, and tried again."""
+        if self._save(active) and self._active.get(active.job.id) is active:
+            del self._active[active.job.id]
+        if active.job.state.final:
+            self._put_back_times.pop(active.job.id, None)
+
+    def _change(self, active: _Active, fields: dict[str, Any]) -> None:
+        if not active.lost:
+            active.job = active.job.model_copy(update={**fields, "version": active.job.version + 1})
+            self._listeners.tell(active.job.id, urgent="state" in fields)
 
     def _save(self, active: _Active) -> bool:
+        """Return whether nothing is left to be saved."""
+        if active.lost:
+            return True
         active.saved_at = time.monotonic()
         try:
-            self._catalog.save(active.job, cancelling=active.cancelling)
+            if not self._catalog.save(active.job, active.lease):
+                self._lose(active)
         except SQLAlchemyError:
             log.exception("job %s: its state could not be saved", active.job.id)
             return False
         return True
 
-    def _tell(self, job_id: str, *, urgent: bool) -> None:
-        for listener in self._listeners.get(job_id, ()):
-            with suppress(RuntimeError):  # the listener's event loop has ended
-                listener(urgent)
+    def _lose(self, active: _Active) -> None:
+        """Stop what another service does now."""
+        log.warning("job %s: this service was not seen for too long, and another one runs it now", active.job.id)
+        active.lost = True
+        active.cancelled.set()
+        if self._active.get(active.job.id) is active:
+            del self._active[active.job.id]
+        self._listeners.tell(active.job.id, urgent=True)
+
+    def _keep(self) -> None:
+        """Give signs of life, and hear what other services did."""
+        told: dict[str, tuple[int, JobState]] = {}
+        seen_at = time.monotonic()
+        while not self._stopping.wait(self._poll):
+            try:
+                if time.monotonic() - seen_at >= self._lease / BEATS:
+                    self.signs.beat()
+                    seen_at = time.monotonic()
+                self._hear(self.signs.standing())
+                told = self._follow(told)
+            except SQLAlchemyError as error:
+                log.warning("the database cannot be asked after jobs (%s)", type(error).__name__)
+
+    def _hear(self, standing: dict[str, tuple[int, bool]]) -> None:
+        """Act on what the table says of the jobs that run here: cancelled, or ended and not saved yet."""
+        with self._lock:
+            for job_id, active in list(self._active.items()):
+                if active.job.state is not JobState.RUNNING:
+                    self._settle(active)
+                elif standing.get(job_id) == (active.lease.number, True):
+                    active.cancelling = True
+                    active.cancelled.set()
+
+    def _follow(self, told: dict[str, tuple[int, JobState]]) -> dict[str, tuple[int, JobState]]:
+        """Tell listeners of jobs that run elsewhere what was saved there; return what they know now."""
+        with self._lock:
+            elsewhere = [job_id for job_id in self._listeners.jobs() if job_id not in self._active]
+        found = self._catalog.versions(elsewhere) if elsewhere else {}
+        for job_id, (version, state) in found.items():
+            before = told.get(job_id)
+            if before != (version, state):
+                self._listeners.tell(job_id, urgent=before is None or before[1] is not state)
+        return found
 
 
 def _key(spec: JobSpec, recipe: str) -> str:
-    return digest_json({"spec": spec.model_dump(mode="json", exclude={"name"}), "recipe": recipe})
+    return digest_json({"spec": spec.model_dump(mode="json", exclude={"name", "priority"}), "recipe": recipe})
 
 
 def _explain(job: Job, error: Exception) -> Problem:

@@ -42,6 +42,7 @@ class ObservedWork:
         on_progress: Callable[[Progress], None],
         keep_rejected: KeepRejected,
         cancelled: threading.Event,
+        submitter: str,
     ) -> str:
         """Run the work."""
         tracer = self.traces.get_tracer("packhouse")
@@ -51,7 +52,7 @@ class ObservedWork:
             _Watch(self.metrics, tracer, on_progress, cancelled, span) as watch,
         ):
             log.info("it begins: sources %s, recipe %s", ", ".join(map(repr, spec.sources[:3])), recipe.digest)
-            dataset = self.work.run(spec, recipe, watch.progressed, keep_rejected, cancelled)
+            dataset = self.work.run(spec, recipe, watch.progressed, keep_rejected, cancelled, submitter)
             span.set_attribute("packhouse.dataset", dataset)
             return dataset
 

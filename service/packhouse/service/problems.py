@@ -4,7 +4,6 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from secrets import token_hex
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -26,6 +25,9 @@ _REMEDIES = {
     405: "use a method that the Allow header names",
     413: "send a shorter body: name folders or globs rather than single files",
 }
+
+_RETRY_AFTER = {429: 30, 503: 2}
+"""Seconds, by status."""
 
 
 class Conflict(PackhouseError):
@@ -73,8 +75,8 @@ def _problem(kind: str, status: int, detail: str, remedy: str, **more: Any) -> P
 
 async def _on_known(request: Request, error: Exception) -> Response:
     assert isinstance(error, PackhouseError)
-    headers = {"retry-after": "2"} if error.status == 503 else None
-    return respond(describe(error), headers)
+    seconds = _RETRY_AFTER.get(error.status)
+    return respond(describe(error), None if seconds is None else {"retry-after": str(seconds)})
 
 
 def database_trouble(error: Exception) -> Unavailable:
@@ -113,9 +115,9 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
-    trace = token_hex(4)
+    trace = request.state.request_id
     log.error("trace %s: %s %s failed as the next entry says", trace, request.method, request.url.path)
-    return respond(unexpected(trace))
+    return respond(unexpected(trace), {"x-request-id": trace})
 
 
 def _fault(item: dict[str, Any]) -> dict[str, str]:

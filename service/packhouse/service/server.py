@@ -4,11 +4,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
-from packhouse.client.errors import Unavailable
+from packhouse.client.errors import InvalidRequest, Unavailable
 from packhouse.service.jobs import Jobs
 
 STREAMS_WITHIN = 3
@@ -32,8 +33,12 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def answering(app: FastAPI, listener: socket.socket, jobs: Jobs, stop: threading.Event) -> Iterator[None]:
-    """Answer HTTP in a thread of its own, and set ``stop`` when it ends by itself.
+def answering(
+    app: FastAPI, listener: socket.socket, jobs: Jobs, stop: threading.Event, tls: tuple[Path, Path] | None = None
+) -> Iterator[None]:
+    """Answer HTTP in a thread of its own, and set ``stop`` when it ends by itself; HTTPS with ``tls``.
+
+    ``tls`` is a certificate, with its chain, and its key, both in PEM. Raises ``InvalidRequest`` where they are not.
 
     At the end of the context, streams of events are ended and other requests get a moment.
     """
@@ -51,7 +56,11 @@ def answering(app: FastAPI, listener: socket.socket, jobs: Jobs, stop: threading
         access_log=False,
         timeout_graceful_shutdown=STREAMS_WITHIN,
         server_header=False,
+        ssl_certfile=None if tls is None else tls[0],
+        ssl_keyfile=None if tls is None else tls[1],
     )
+    if tls is not None:
+        _load(config)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=answer, name="http", daemon=True)
     thread.start()
@@ -61,3 +70,13 @@ def answering(app: FastAPI, listener: socket.socket, jobs: Jobs, stop: threading
         jobs.hang_up()
         server.should_exit = True
         thread.join(STREAMS_WITHIN + 2)
+
+
+def _load(config: uvicorn.Config) -> None:
+    """Read certificate and key now, not in the thread that answers."""
+    try:
+        config.load()
+    except (OSError, ValueError) as error:
+        fact = f"TLS cannot be set up from {config.ssl_certfile} and {config.ssl_keyfile} ({error})"
+        remedy = "set PACKHOUSE_TLS_CERT to a PEM file with the certificate and its chain, PACKHOUSE_TLS_KEY to its key"
+        raise InvalidRequest(fact, remedy) from None

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 _IMPORT = threading.Lock()
@@ -41,3 +42,10 @@ def template_globals(source: str) -> dict[str, Any]:
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         return _compile_jinja_template(source).globals  # type: ignore[no-any-return]
+
+
+def template_tokens(source: str) -> Iterator[tuple[int, str, str]]:
+    """Yield line, kind and text of each token of a template, as Jinja reads it; raise its ``TemplateSyntaxError``."""
+    from jinja2 import Environment
+
+    return Environment().lex(source)

@@ -100,6 +100,7 @@ _VALUES: dict[str, Any] = {
     "empty": {},
     "none": [],
     "text": 'tab\tquote\' "double" {{ x }}',
+    "unseen": "\u200d\x7f\u2028",
 }
 _STRING_CALL = {"function": {"name": "f", "arguments": '{"a": 1}'}}
 _ODD_CALL = {"id": "c1", "type": "function", "function": {"name": "odd", "arguments": _VALUES}}
@@ -110,6 +111,8 @@ CHATS: dict[str, Chat] = {
     "two turns": _chat(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")),
     "prompt only": _chat(("user", "Hi")),
     "white space": _chat(("user", "  a \n\n"), ("assistant", "\n b\t \n"), ("user", ""), ("assistant", " ")),
+    "line ends": _chat(("user", "a\x0bb\x0cc\x85d\u2028e\u2029f\r\ng"), ("assistant", "\x0bh\x85\u2028")),
+    "letters": _chat(("user", "x'y ǆ ßΣ İ ŉ ªº ²①٣"), ("assistant", "ß")),
     "markup": _chat(("user", "<b>&amp;'\"</b> {{ x }} {% y %}"), ("assistant", "{# z #} \\n 你好 é 😀")),
     "thinking": _chat(("user", "a"), ("assistant", "<think>\nhm\n</think>\n\nb"), ("user", "c"), ("assistant", "d")),
     "reasoning": Chat(

@@ -229,12 +229,16 @@ def _chat_template(spec: JobSpec, own: str | None) -> str:
 
 
 def _check_template(source: str, content: TokenizerContent, recipe: Recipe) -> tuple[str, ...]:
-    """Find out early that a template cannot be used; return warnings. Rendering here is bounded in time."""
-    template = ChatTemplate(source, content.special_tokens, now=recipe.now)
+    """Find out early that a template cannot be used; return warnings.
+
+    Only the slow renderer renders here, which is bounded in time and memory: this may be the service's own process.
+    """
+    template = ChatTemplate(source, content.special_tokens, fast=False, now=recipe.now)
     template.check()
     warnings = []
-    if template.fast is None:
-        warnings.append(f"the chat template is rendered by the slower renderer: {template.reason}")
+    parsed = ChatTemplate(source, content.special_tokens, now=recipe.now)
+    if parsed.fast is None:
+        warnings.append(f"the chat template is rendered by the slower renderer: {parsed.reason}")
     if recipe.masked and not template.generation:
         end = template.markers.end
         if not any(token["content"] in end for token in content.backend["added_tokens"]):

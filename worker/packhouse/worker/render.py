@@ -24,8 +24,8 @@ from packhouse.worker.renderers import (
     SlowRenderer,
     Span,
     TemplateError,
+    for_slow,
     has_generation,
-    holds_marks,
     pinned_clock,
 )
 
@@ -104,36 +104,46 @@ class ChatTemplate:
 
     def render(self, chat: Chat, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """Render by the best proven renderer; raise ``TemplateError``."""
-        fast = None if self.generation and holds_marks(chat) else self.fast
-        text, spans = (fast or self.slow).render(chat, prompt=prompt)
+        fast = None if for_slow(chat) else self.fast
+        try:
+            text, spans = (fast or self.slow).render(chat, prompt=prompt)
+        except TemplateError as error:
+            if fast is None or error.kind == "OutOfFuel":
+                raise
+            text, spans = self.slow.render(chat, prompt=prompt)
+            self._distrust()
         if len(text) > MAX_RENDERED:
             raise TemplateError(f"{len(text)} characters, and the limit is {MAX_RENDERED}", "too large")
         return text, spans
 
     def check(self) -> None:
-        """Raise ``InvalidRequest`` unless some trial conversation can be rendered, in bounded time."""
-        reasons = []
+        """Raise ``InvalidRequest`` unless some trial conversation can be rendered, and each in bounded time."""
+        reasons: list[str] = []
         for chat in CHATS.values():
             try:
                 self.render(chat)
             except TemplateError as error:
                 reasons.append(str(error))
                 if error.kind in ("OutOfFuel", "TimeOut"):
+                    reasons = [str(error)] * len(CHATS)
                     break
-            else:
-                return
-        raise InvalidRequest(f"the chat template cannot render a conversation ({reasons[0]})", "correct the template")
+        if len(reasons) == len(CHATS):
+            detail = f"the chat template cannot render a conversation ({reasons[0]})"
+            raise InvalidRequest(detail, "correct the template")
 
     def audit(self, chat: Chat) -> bool:
         """Render a chat both ways; on a difference give up the fast renderer and return False."""
-        if self.fast is None or (self.generation and holds_marks(chat)):
+        if self.fast is None or for_slow(chat):
             return True
         if _attempt(self.fast, chat, False) == _attempt(self.slow, chat, False):
             return True
+        self._distrust()
+        return False
+
+    def _distrust(self) -> None:
         self.fast = None
         self.reason = "minijinja and Jinja differed on a row"
         self.audit_failed = True
-        return False
 
     @cached_property
     def markers(self) -> Markers:

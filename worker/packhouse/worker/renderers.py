@@ -8,11 +8,12 @@ import json
 import re
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import minijinja
 
-from packhouse.worker.libraries import chat_renderer, template_globals
+from packhouse.worker.libraries import chat_renderer, template_globals, template_tokens
 from packhouse.worker.records import Chat
 from packhouse.worker.watchdog import PastLimits, limited
 
@@ -100,17 +101,19 @@ class SlowRenderer:
     def __init__(self, source: str, variables: dict[str, Any]) -> None:
         self._render = chat_renderer()
         self._variables = dict(variables)
-        clock = self._variables.pop("strftime_now", None)
+        self._clock: _Clock | None = self._variables.pop("strftime_now", None)
         # transformers keeps compiled templates by their source: the day in it makes this one nobody else's.
-        self._source = source if clock is None else f"{{{{ '' if '{clock.day}' }}}}{source}"
-        if clock is not None:
-            template_globals(self._source)["strftime_now"] = clock
+        self._source = source if self._clock is None else f"{{{{ '' if '{self._clock.day}' }}}}{source}"
         self._tracks = has_generation(source)
 
     def render(self, chat: Chat, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """Return the text and its generation spans; raise ``TemplateError``."""
         try:
+            if self._raises_to_powers:
+                raise TemplateError("a chat template may not raise to powers, which nothing can interrupt", "powers")
             with limited(MAX_SECONDS, MAX_GROWTH):
+                if self._clock is not None:  # each time: transformers keeps only so many compiled templates
+                    template_globals(self._source)["strftime_now"] = self._clock
                 texts, spans = self._render(
                     conversations=[chat.messages],
                     tools=chat.tools,
@@ -119,12 +122,19 @@ class SlowRenderer:
                     add_generation_prompt=prompt,
                     **self._variables,
                 )
-        except PastLimits:
+        except TemplateError:
+            raise
+        except (PastLimits, MemoryError):
             limits = f"{MAX_SECONDS:g} seconds or {MAX_GROWTH >> 20:,} MiB"
             raise TemplateError(f"rendering took more than {limits}", "TimeOut") from None
         except Exception as error:  # a template may raise anything
             raise TemplateError(_first_line(error), type(error).__name__, _template_line(error)) from None
         return texts[0], [(start, end) for start, end in spans[0]] if self._tracks else []
+
+    @cached_property
+    def _raises_to_powers(self) -> bool:
+        """Whether it has the operator ``**``; Jinja computes such constants before anything is rendered."""
+        return any(kind == "operator" and value == "**" for _, kind, value in template_tokens(self._source))
 
 
 def pinned_clock(now: str) -> dict[str, Any]:
@@ -147,9 +157,16 @@ def has_generation(source: str) -> bool:
     return _GENERATION.search(_COMMENT.sub("", source)) is not None
 
 
-def holds_marks(chat: Chat) -> bool:
-    """Return whether a chat holds the private characters that the fast renderer marks generation with."""
-    return _OPEN in chat.held or _CLOSE in chat.held
+def for_slow(chat: Chat) -> bool:
+    """Return whether a chat holds what only the slow renderer renders right.
+
+    That is the private characters by which the fast one marks generation, and the four separators that are white
+    space to Python's ``strip`` and ``split`` and not to Unicode.
+    """
+    return any(letter in chat.held for letter in _FOR_SLOW)
+
+
+_FOR_SLOW = (_OPEN, _CLOSE, "\x1c", "\x1d", "\x1e", "\x1f")
 
 
 def _mark_generation(source: str) -> str:

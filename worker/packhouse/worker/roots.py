@@ -63,7 +63,7 @@ def check_all(paths: Iterable[str]) -> None:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise ``OutsideRoots`` where a glob would be matched outside: its fixed beginning is, or it goes up on its way."""
+    """Raise ``OutsideRoots`` for a glob whose fixed beginning is not allowed, or that goes up on its way."""
     if source_roots() is None:
         return
     parts = pattern.split("/")

@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse
 
 from packhouse.client.digest import digest_bytes
 from packhouse.client.errors import Damaged, NotFound
-from packhouse.client.format import META_SCHEMA, Manifest, manifest_path, read_manifest, read_meta
+from packhouse.client.format import META_SCHEMA, Manifest, Receipt, manifest_path, read_manifest, read_meta
 from packhouse.client.store import ReadStore
 from packhouse.client.wire import Dataset
 from packhouse.service import arrow, byte_ranges
-from packhouse.service.parts import Given
+from packhouse.service.parts import Given, Parts
 from packhouse.service.routes.params import NO_QUERY, ContentId, FromCursor, Paged, next_page
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
@@ -39,13 +39,13 @@ def index(query: FromCursor, parts: Given, request: Request, response: Response)
 @router.get("/{dataset_id}", dependencies=[NO_QUERY])
 def show(dataset_id: ContentId, parts: Given) -> Dataset:
     """Return one dataset."""
-    return describe(_manifest(parts.store, dataset_id))
+    return describe(_manifest(parts, dataset_id))
 
 
 @router.get("/{dataset_id}/manifest", dependencies=[NO_QUERY], response_class=Response)
 def manifest(dataset_id: ContentId, parts: Given, request: Request) -> Response:
     """Return the manifest file: its shards in order, each with the sizes and digests of its files."""
-    _manifest(parts.store, dataset_id)
+    _manifest(parts, dataset_id)
     data = parts.store.open(manifest_path(dataset_id))
     return byte_ranges.respond(request, data, digest_bytes(data), "application/json")
 
@@ -53,7 +53,7 @@ def manifest(dataset_id: ContentId, parts: Given, request: Request) -> Response:
 @router.get("/{dataset_id}/meta", response_class=Response)
 async def meta(dataset_id: ContentId, page: Paged, parts: Given, request: Request) -> Response:
     """Return the numbers of every sample as an Arrow stream; or of a page of them as JSON, where that is accepted."""
-    whole = await run_sync(_manifest, parts.store, dataset_id)
+    whole = await run_sync(_manifest, parts, dataset_id)
     if "application/json" in request.headers.get("accept", ""):
         return await run_sync(_meta_page, whole, page.offset, page.limit, parts.store, request)
     start, stop = (page.offset, page.offset + page.limit) if "limit" in page.model_fields_set else (page.offset, None)
@@ -84,17 +84,27 @@ def sample_numbers(manifest: Manifest, store: ReadStore, start: int, stop: int |
         low = max(0, start - first)
         high = receipt.rows if stop is None else min(receipt.rows, stop - first)
         if low < high:
-            batch = read_meta(store, receipt)
+            batch = _numbers(store, receipt)
             for at in range(low, high, BATCH_ROWS):
                 yield batch.slice(at, min(BATCH_ROWS, high - at))
         first += receipt.rows
 
 
-def _manifest(store: ReadStore, dataset_id: str) -> Manifest:
+def _numbers(store: ReadStore, receipt: Receipt) -> pa.RecordBatch:
     try:
-        return read_manifest(store, dataset_id)
+        return read_meta(store, receipt)
+    except NotFound as error:
+        raise Damaged(f"a shard of the dataset is missing: {error.detail}", "run the job again to rebuild it") from None
+
+
+def _manifest(parts: Parts, dataset_id: str) -> Manifest:
+    try:
+        manifest = read_manifest(parts.store, dataset_id)
     except NotFound:
+        parts.space.inventory.check_datasets([dataset_id])
         raise NotFound(f"there is no dataset {dataset_id}", "'packhouse datasets' lists them") from None
+    parts.space.used("datasets", dataset_id)
+    return manifest
 
 
 def _meta_page(manifest: Manifest, offset: int, limit: int, store: ReadStore, request: Request) -> Response:

@@ -20,6 +20,8 @@ def ready(parts: Given) -> dict[str, str]:
     parts.catalog.ping()
     if not parts.executor.healthy():
         raise Unavailable(
-            "Ray does not answer", "it starts with the service in some seconds; else see the service's log"
+            "Ray does not answer",
+            "it starts with the service in some seconds, and a cluster is joined again when its head is back; "
+            "else see the service's log",
         )
     return {"status": "ready"}

@@ -9,11 +9,13 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from packhouse.client.wire import Job, JobSpec, JobState, Rejected, Wire
+from packhouse.service.access import Asking, Forbidden
 from packhouse.service.events import snapshots
 from packhouse.service.json_body import JsonRoute
 from packhouse.service.parts import Given
 from packhouse.service.rejected import rejected_records
 from packhouse.service.routes.params import NO_QUERY, Paged, next_page
+from packhouse.service.tokens import Role
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
 
@@ -28,9 +30,12 @@ class JobQuery(Wire):
 
 
 @router.post("", status_code=202, dependencies=[NO_QUERY], responses={200: {"description": "An identical active job"}})
-def submit(spec: JobSpec, parts: Given, response: Response) -> Job:
-    """Queue a job. An identical job that is still active is returned instead, with status 200."""
-    job, created = parts.jobs.submit(spec)
+def submit(spec: JobSpec, parts: Given, caller: Asking, response: Response) -> Job:
+    """Queue a job. An identical job that is still active is returned instead, with status 200.
+
+    403 for a priority above 0 without the role admin, 429 for more active jobs than a token may have.
+    """
+    job, created = parts.jobs.submit(spec, caller)
     response.status_code = 202 if created else 200
     response.headers["location"] = f"/v1/jobs/{job.id}"
     return job
@@ -52,8 +57,14 @@ def show(job_id: str, parts: Given) -> Job:
 
 
 @router.delete("/{job_id}", status_code=202, dependencies=[NO_QUERY])
-def cancel(job_id: str, parts: Given, response: Response) -> Job:
-    """Cancel a job: status 200 when it is cancelled, 202 when it will be in a moment, 409 when it had ended."""
+def cancel(job_id: str, parts: Given, caller: Asking, response: Response) -> Job:
+    """Cancel a job: status 200 when it is cancelled, 202 when it will be in a moment, 409 when it had ended.
+
+    403 for the job of another one, without the role admin.
+    """
+    submitter = parts.jobs.job(job_id).submitter
+    if caller.role < Role.ADMIN and caller.name != submitter:
+        raise Forbidden(f"job {job_id} is {submitter!r}'s, and the token is {caller.name!r}'s", "ask them, or an admin")
     job = parts.jobs.cancel(job_id)
     response.status_code = 200 if job.state.final else 202
     return job

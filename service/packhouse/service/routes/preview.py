@@ -14,4 +14,4 @@ router = APIRouter(prefix="/v1/preview", tags=["preview"], route_class=JsonRoute
 @router.post("", dependencies=[NO_QUERY])
 def preview(spec: PreviewSpec, parts: Given) -> Preview:
     """Render and tokenize the first records of a job's first source, trained tokens marked; nothing is stored of it."""
-    return work.preview(spec, parts.store)
+    return work.preview(spec, parts.store, parts.settings.tokenize_modules)

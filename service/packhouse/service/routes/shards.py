@@ -1,14 +1,13 @@
 """Routes of shards: their files, for readers that do not see the store."""
 
-import json
-
 from fastapi import APIRouter, Request, Response
 
-from packhouse.client.errors import Damaged, NotFound
-from packhouse.client.format import FileInfo, Receipt, data_path, meta_path, receipt_path
-from packhouse.client.store import ReadStore
+from packhouse.client.errors import NotFound
+from packhouse.client.format import Receipt, data_path, meta_path
+from packhouse.client.receipt_file import read_receipt
 from packhouse.service import byte_ranges
-from packhouse.service.parts import Given
+from packhouse.service.checked_files import Files
+from packhouse.service.parts import Given, Parts
 from packhouse.service.routes.params import NO_QUERY, ContentId
 
 router = APIRouter(prefix="/v1/shards", tags=["shards"])
@@ -17,32 +16,24 @@ MEDIA_TYPE = "application/vnd.apache.arrow.file"
 
 
 @router.api_route("/{key}", methods=["GET", "HEAD"], dependencies=[NO_QUERY], response_class=Response)
-def data(key: ContentId, parts: Given, request: Request) -> Response:
+def data(key: ContentId, parts: Given, files: Files, request: Request) -> Response:
     """Return the shard file with the tokens, or a range of it."""
-    return _file(parts.store, data_path(key), _receipt(parts.store, key).data, request)
+    info = _receipt(parts, key).data
+    return byte_ranges.respond(request, files.open(key, data_path(key), info), info.digest, MEDIA_TYPE)
 
 
 @router.api_route("/{key}/meta", methods=["GET", "HEAD"], dependencies=[NO_QUERY], response_class=Response)
-def meta(key: ContentId, parts: Given, request: Request) -> Response:
+def meta(key: ContentId, parts: Given, files: Files, request: Request) -> Response:
     """Return the shard's meta file with the numbers of its samples, or a range of it."""
-    return _file(parts.store, meta_path(key), _receipt(parts.store, key).meta, request)
+    info = _receipt(parts, key).meta
+    return byte_ranges.respond(request, files.open(key, meta_path(key), info), info.digest, MEDIA_TYPE)
 
 
-def _receipt(store: ReadStore, key: str) -> Receipt:
+def _receipt(parts: Parts, key: str) -> Receipt:
     try:
-        return Receipt.from_json(json.loads(bytes(store.open(receipt_path(key)))))
+        receipt = read_receipt(parts.store, key).receipt
     except NotFound:
+        parts.space.inventory.check_shard(key)
         raise NotFound(f"there is no shard {key}", "run the job that makes it again") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"the receipt of shard {key} cannot be read ({error})", "run the job again") from error
-
-
-def _file(store: ReadStore, path: str, info: FileInfo, request: Request) -> Response:
-    try:
-        content = store.open(path)
-    except NotFound:
-        raise Damaged(f"{path} is missing and its receipt is there", "run the job again to rebuild the shard") from None
-    if content.size != info.bytes:
-        fact = f"{path} has {content.size} bytes and its receipt says {info.bytes}"
-        raise Damaged(fact, "run the job again to rebuild the shard")
-    return byte_ranges.respond(request, content, info.digest, MEDIA_TYPE)
+    parts.space.used("shards", key)
+    return receipt
