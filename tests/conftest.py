@@ -225,7 +225,8 @@ def _running(home: Path, executor: Executor, **changes: Any) -> Iterator[Running
         metrics = Metrics()
         inventory = Inventory(catalog.engine, lease=settings.lease)
         doing = CacheWork(store, catalog, executor, metrics.encoded, settings.tokenize_modules, inventory=inventory)
-        jobs = Jobs(catalog, ObservedWork(doing, metrics), at_once=settings.jobs_at_once, lease=settings.lease)
+        at_once, quota = settings.jobs_at_once, settings.jobs_per_token
+        jobs = Jobs(catalog, ObservedWork(doing, metrics), at_once=at_once, lease=settings.lease, quota=quota)
         space = Space(inventory, store, jobs.signs, budget=settings.store_budget, keep=settings.keep, tick=0.2)
         parts = Parts(settings, store, catalog, jobs, executor, space, metrics)
         with answering(create_app(parts), listener, jobs, threading.Event()):

@@ -40,7 +40,7 @@ def serving(home: Path, **settings: str) -> Iterator[Program]:
     try:
         ready, _, _ = select.select([process.stdout], [], [], 60)
         assert ready, (home / "log").read_text()
-        found = re.search(r"http://\S+", process.stdout.readline())
+        found = re.search(r"https?://\S+", process.stdout.readline())
         assert found, (home / "log").read_text()
         yield Program(process, found[0], [process, *process.children(recursive=True)])
     finally:

@@ -18,7 +18,7 @@ NEEDED = {
     "ray": {"tokenSecret": "packhouse-ray"},
 }
 ALL = NEEDED | {
-    "monitoring": {"serviceMonitor": True, "rules": True, "dashboard": True},
+    "monitoring": {"serviceMonitor": True, "tokenSecret": "packhouse-metrics", "rules": True, "dashboard": True},
     "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"team": "training"}}}]},
     "service": {"environment": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4318"}]},
 }

@@ -98,7 +98,7 @@ def test_the_script_makes_every_secret_once(tmp_path: Path) -> None:
     script = shutil.copy(DEPLOY / "compose" / "make-secrets.sh", tmp_path)
     subprocess.run([script], check=True)
     made = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
-    assert {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()} <= set(made)
+    assert {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()} - set(made) == {"metrics_token"}
     url = make_url(made["database_url"].strip())
     assert (url.password, url.host, url.database) == (made["database_password"], "database", "packhouse")
     (identity,) = json.loads(made["s3_server.json"])["identities"]
@@ -116,5 +116,8 @@ def test_prometheus_scrapes_the_service() -> None:
     run(checker("promtool"), "check", "config", "--syntax-only", "compose/prometheus.yaml")
     config = load("compose/prometheus.yaml")
     assert config["scrape_configs"][0]["static_configs"] == [{"targets": ["service:7077"]}]
+    assert config["scrape_configs"][0]["authorization"]["credentials_file"] == "/run/secrets/metrics_token"
+    assert SERVICES["prometheus"]["secrets"] == ["metrics_token"]
+    assert "> secrets/metrics_token.new" in (DEPLOY / "compose" / "make-tokens.sh").read_text()
     mounts = " ".join(SERVICES["prometheus"]["volumes"])
     assert all(f":{file}:ro" in mounts for file in config["rule_files"])

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.service.house import house  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="session")

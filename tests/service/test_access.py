@@ -53,8 +53,8 @@ def house(tmp_path: Path) -> Iterator[House]:
         yield House(catalog, tmp_path)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def known(request: pytest.FixtureRequest, database_url: str) -> Iterator[Tokens]:
+@pytest.fixture
+def known(database_url: str) -> Iterator[Tokens]:
     with closing(Catalog(database_url)) as catalog:
         yield Tokens(catalog.engine)
 
@@ -74,9 +74,8 @@ def routes(app: Any) -> set[tuple[str, str]]:
 def test_every_route_has_a_least_role_and_no_other_has(house: House) -> None:
     found = {(method, path) for method, path in routes(house.app) if method != "HEAD"}
     told = house.app.openapi()["paths"]
-    assert {(method.upper(), path) for path in told for method in told[path]} - {("HEAD", "")} <= found | {
-        ("HEAD", path) for _, path in found
-    }
+    # What the document tells of must be among what was found: else the walk over the routes misses some.
+    assert {(method.upper(), path) for path in told for method in told[path]} <= found
     assert found == set(access.LEAST)
 
 
@@ -98,7 +97,7 @@ def test_each_route_lets_in_its_least_role_and_nobody_below(house: House) -> Non
             continue
         path = _path(route)
         if least is None:
-            assert house.ask(method, path) != 401, route
+            assert house.ask(method, path) != 401 or (method, route) == ("POST", "/login"), route
             continue
         assert house.ask(method, path) == 401, route
         for role, headers in by_role.items():
@@ -108,7 +107,7 @@ def test_each_route_lets_in_its_least_role_and_nobody_below(house: House) -> Non
 
 def test_an_unknown_path_is_no_way_around(house: House) -> None:
     headers = house.token("ann", Role.SUBMIT)
-    for path in ("/v1/jobs/", "//v1/jobs", "/v1/secret", "/v1/tokens/", "/V1/jobs", "/v1/./jobs"):
+    for path in ("/v1/jobs/", "/v1//jobs", "/v1/secret", "/v1/tokens/", "/V1/jobs", "/v1/jobs%2f"):
         assert house.ask("GET", path) == 401, path
         assert house.ask("GET", path, headers=headers) in (403, 404), path
 
@@ -129,6 +128,16 @@ def test_off_loopback_there_is_no_open_service(tmp_path: Path) -> None:
         house = House(catalog, tmp_path, host="0.0.0.0")
         assert house.ask("GET", "/v1/jobs") == 401
         assert (house.ask("GET", "/livez"), house.ask("GET", "/metrics")) == (200, 401)
+
+
+@pytest.mark.parametrize("job", ["..%2f..", "../..", "%2e%2e", "..%5c..", "a" * 5000, "%00"])
+def test_an_id_is_no_path(house: House, job: str) -> None:
+    """Case B089."""
+    headers = house.token("ann", Role.READ)
+    for place in ("jobs", "datasets", "plans", "shards"):
+        answer = house.web.get(f"/v1/{place}/{job}", headers=headers)
+        assert answer.status_code in (403, 404), answer.text
+        assert str(house.parts.settings.home) not in answer.text
 
 
 def test_a_refusal_says_what_to_do_and_shows_no_token(house: House) -> None:
@@ -259,13 +268,17 @@ def test_old_entries_of_the_audit_log_go(database_url: str) -> None:
 
 def _submit(house: House, path: Path, tokenizer: Path, headers: dict[str, str], **more: Any) -> Any:
     path.write_text('{"text": "a"}\n')
-    return house.web.post("/v1/jobs", json={"sources": [str(path)], "tokenizer": str(tokenizer), **more}, headers=headers)
+    return house.web.post(
+        "/v1/jobs", json={"sources": [str(path)], "tokenizer": str(tokenizer), **more}, headers=headers
+    )
 
 
 def test_a_token_has_so_many_jobs_and_its_own(tmp_path: Path, tokenizer_dir: Path) -> None:
     with closing(Catalog(f"sqlite:///{tmp_path}/packhouse.db")) as catalog:
         house = House(catalog, tmp_path, jobs_per_token=2)
-        ann, bob, root = (house.token(*one) for one in (("ann", Role.SUBMIT), ("bob", Role.SUBMIT), ("root", Role.ADMIN)))
+        ann, bob, root = (
+            house.token(*one) for one in (("ann", Role.SUBMIT), ("bob", Role.SUBMIT), ("root", Role.ADMIN))
+        )
         first, second, third = (_submit(house, tmp_path / f"{n}.jsonl", tokenizer_dir, ann) for n in range(3))
         assert [one.status_code for one in (first, second, third)] == [202, 202, 429]
         assert (third.headers["retry-after"], "2 jobs" in third.json()["detail"]) == ("30", True)
@@ -279,14 +292,16 @@ def test_a_token_has_so_many_jobs_and_its_own(tmp_path: Path, tokenizer_dir: Pat
         assert _submit(house, tmp_path / "4.jsonl", tokenizer_dir, ann, priority=1).status_code == 403
         assert _submit(house, tmp_path / "4.jsonl", tokenizer_dir, ann, priority=-1).status_code == 202
         assert _submit(house, tmp_path / "5.jsonl", tokenizer_dir, root, priority=3).status_code == 202
-        assert house.ask("POST", "/v1/jobs", json={"sources": ["/a"], "tokenizer": "/b", "priority": 4}, headers=root) == 422
+        assert (
+            house.ask("POST", "/v1/jobs", json={"sources": ["/a"], "tokenizer": "/b", "priority": 4}, headers=root)
+            == 422
+        )
         actions = [(one.actor, one.action) for one in house.parts.audit.entries(before=None, limit=20)]
         assert actions[::-1][:4] == [("ann", "submit"), ("ann", "submit"), ("ann", "submit"), ("bob", "submit")]
         assert actions[::-1][4:6] == [("ann", "cancel"), ("root", "cancel")]
 
 
-@pytest.mark.parametrize("name", ["database_down"])
-def test_without_its_database_nobody_is_let_in(house: House, name: str) -> None:
+def test_without_its_database_nobody_is_let_in(house: House) -> None:
     headers = house.token("ann", Role.ADMIN)
     house.parts.tokens._read_at = -10.0
     with house.parts.catalog.engine.begin() as connection:

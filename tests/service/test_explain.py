@@ -27,6 +27,18 @@ def test_a_job_that_was_done_is_explained_as_all_hits(service: RunningService, c
     assert (first.field, first.old, first.new) == ("max_length", None, 7)
 
 
+def test_it_answers_as_a_whole_or_line_by_line(service: RunningService, cached: Job) -> None:
+    body = {"job": cached.spec.model_dump(mode="json")}
+    whole = httpx.post(f"{service.url}/v1/cache/explain", json=body).json()
+    headers = {"accept": "application/x-ndjson"}
+    answer = httpx.post(f"{service.url}/v1/cache/explain", json=body, headers=headers)
+    steps = [json.loads(line) for line in answer.text.splitlines()]
+    assert [(step["looked_up"], step["done"]) for step in steps] == [(0, False), (1, False), (1, True)]
+    assert steps[-1] == whole | {"seconds": steps[-1]["seconds"]}
+    refused = httpx.post(f"{service.url}/v1/cache/explain", json={"job": {}}, headers=headers)
+    assert (refused.status_code, refused.json()["status"]) == (422, 422)
+
+
 def test_the_job_keeps_what_was_explained_before_it_ran(service: RunningService, cached: Job, texts: Path) -> None:
     spec = cached.spec.model_copy(update={"add_bos": True})
     with Client(service.url) as client:

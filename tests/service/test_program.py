@@ -74,7 +74,8 @@ def test_a_port_in_use(tmp_path: Path) -> None:
 
 
 def test_an_open_address_is_refused(tmp_path: Path) -> None:
-    assert "no access tokens yet" in refused("--host", "0.0.0.0", "--home", str(tmp_path))
+    message = refused("--host", "0.0.0.0", "--home", str(tmp_path))
+    assert "there is no access token: make one with 'packhouse token create NAME --role admin'" in message
 
 
 def test_one_service_a_home(tmp_path: Path) -> None:

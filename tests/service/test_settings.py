@@ -49,9 +49,11 @@ def test_space_is_bounded_in_units_for_people() -> None:
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"PACKHOUSE_HOST": "0.0.0.0"}, "no access tokens yet"),
-        ({"PACKHOUSE_HOST": "example.org"}, "no access tokens yet"),
-        ({"PACKHOUSE_HOST": "192.168.1.7"}, "no access tokens yet"),
+        ({"PACKHOUSE_SOURCE_ROOTS": "/data,here"}, "source root 'here' is a relative path"),
+        ({"PACKHOUSE_TLS_CERT": "/none"}, "PACKHOUSE_TLS_CERT is '/none', which is no file"),
+        ({"PACKHOUSE_TLS_KEY": "/none"}, "PACKHOUSE_TLS_CERT is missing"),
+        ({"PACKHOUSE_JOBS_PER_TOKEN": "0"}, "PACKHOUSE_JOBS_PER_TOKEN is '0'"),
+        ({"PACKHOUSE_AUDIT_DAYS": "never"}, "PACKHOUSE_AUDIT_DAYS is 'never'"),
         ({"PACKHOUSE_PORT": "70000"}, "70000 is not a port"),
         ({"PACKHOUSE_PORT": "http"}, "PACKHOUSE_PORT is 'http'"),
         ({"PACKHOUSE_CPUS": "0"}, "PACKHOUSE_CPUS is '0'"),
@@ -68,3 +70,20 @@ def test_space_is_bounded_in_units_for_people() -> None:
 def test_bad_settings_are_named(environment: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         Settings.load(environment)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org", "192.168.1.7"])
+def test_other_machines_are_let_in_with_tokens_and_roots_only(host: str) -> None:
+    settings = Settings.load({"PACKHOUSE_HOST": host})
+    with pytest.raises(InvalidRequest, match="packhouse token create NAME --role admin"):
+        settings.check_open(tokens=False)
+    with pytest.raises(InvalidRequest, match="set PACKHOUSE_SOURCE_ROOTS"):
+        settings.check_open(tokens=True)
+    with pytest.raises(InvalidRequest, match="set PACKHOUSE_SOURCE_ROOTS"):
+        Settings.load({"PACKHOUSE_HOST": host, "PACKHOUSE_SOURCE_ROOTS": ""}).check_open(tokens=True)
+    Settings.load({"PACKHOUSE_HOST": host, "PACKHOUSE_SOURCE_ROOTS": "/data"}).check_open(tokens=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_this_machine_needs_neither(host: str) -> None:
+    Settings.load({"PACKHOUSE_HOST": host}).check_open(tokens=False)

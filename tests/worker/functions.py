@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -32,6 +32,27 @@ class Words:
         return {**made, **record.get("also", {})}
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("it says nothing")
+
+
+class Lazy(Mapping[str, Any]):
+    """Raises when it is read."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise ValueError("not yet")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(GIVEN)
+
+    def __len__(self) -> int:
+        return len(GIVEN)
+
+
+GIVEN = ("input_ids", "labels")
+
+
 class Given:
     """Returns what the record says it should."""
 
@@ -41,6 +62,10 @@ class Given:
         return "given"
 
     def __call__(self, record: dict[str, Any]) -> Any:
+        if record.get("raise") == "mute":
+            raise Mute
+        if "lazy" in record:
+            return Lazy()
         if "raise" in record:
             raise {"value": ValueError, "exit": SystemExit, "deep": RecursionError}[record["raise"]](
                 "of the user's\nmore"

@@ -24,7 +24,9 @@ def ask(place: CachePlace, *sources: Path, scan: bool = False, limit: int = 100,
     spec = place.spec(*sources, **fields)
     executor = cast(Executor, Inline(lambda blocks: None)) if scan else None
     resolved = resolve(spec, place.store)
-    return explain(spec, resolved, store=place.store, index=place.index, executor=executor, limit=limit)
+    *_, last = explain(spec, resolved, store=place.store, index=place.index, executor=executor, limit=limit)
+    assert (last.done, last.looked_up) == (True, last.blocks)
+    return last
 
 
 def test_a_job_that_was_done_is_all_hits_and_nothing_is_listed(place: CachePlace, tmp_path: Path) -> None:
@@ -36,15 +38,19 @@ def test_a_job_that_was_done_is_all_hits_and_nothing_is_listed(place: CachePlace
 
 
 def test_what_changed_is_told_by_source_old_and_new_value_side_by_side(place: CachePlace, tmp_path: Path) -> None:
-    old, new, gone, cut = (write(tmp_path / f"{name}.jsonl", name) for name in ("old", "new", "gone", "cut"))
+    names = ("old", "new", "gone", "cut", "lost")
+    old, new, gone, cut, lost = (write(tmp_path / f"{name}.jsonl", name) for name in names)
     place.run(old, max_length=5)
-    evicted, damaged = (place.run(path, max_length=9).blocks[0]["shard"] for path in (gone, cut))
-    place.store.delete(receipt_path(evicted))
+    evicted, damaged, torn = (place.run(path, max_length=9).blocks[0]["shard"] for path in (gone, cut, lost))
+    for path in (receipt_path, data_path, meta_path):
+        place.store.delete(path(evicted))
     place.store.write(data_path(damaged), b"cut")
+    place.store.delete(receipt_path(torn))
     ask(place, new, scan=True)
-    found = ask(place, old, new, gone, cut, max_length=9)
-    reasons = {Path(one.source).stem: [miss.reason for miss in one.misses] for one in found.listed}
-    assert reasons == {"old": ["max_length"], "new": ["new_block"], "gone": ["evicted"], "cut": ["damaged"]}
+    found = ask(place, old, new, gone, cut, lost, max_length=9)
+    reasons = {Path(one.source).stem: miss.reason for one in found.listed for miss in one.misses}
+    expected = {"old": "max_length", "new": "new_block", "gone": "evicted", "cut": "damaged", "lost": "damaged"}
+    assert reasons == expected
     (miss,) = found.listed[0].misses
     assert miss.changes == [Change(field="max_length", old=5, new=9)]
     assert miss.recipe == resolve(place.spec(old, max_length=5), place.store).digest
@@ -70,7 +76,8 @@ def test_a_source_that_is_new_is_named_and_only_read_when_asked(place: CachePlac
     assert [(one.source, one.scanned) for one in found.listed] == [(str(new), False)]
     scanned = ask(place, known, new, scan=True)
     assert (scanned.blocks, scanned.hits, scanned.unscanned) == (2, 1, 0)
-    assert ask(place, known, new) == scanned.model_copy(update={"seconds": ask(place, known, new).seconds}), "kept"
+    again = ask(place, known, new)
+    assert again == scanned.model_copy(update={"seconds": again.seconds}), "what was scanned is kept"
 
 
 def test_looking_makes_and_changes_nothing(place: CachePlace, tmp_path: Path) -> None:
@@ -109,3 +116,16 @@ def test_a_meta_file_that_is_gone_is_damage(place: CachePlace, tmp_path: Path) -
     path = write(tmp_path / "a.jsonl", "a")
     place.store.delete(meta_path(place.run(path).blocks[0]["shard"]))
     assert [miss.reason for miss in ask(place, path).misses] == ["damaged"]
+
+
+def test_it_tells_how_far_it_is(place: CachePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [write(tmp_path / f"{name}.jsonl", text) for name, text in (("a", "x"), ("b", "y"), ("c", "x"))]
+    place.run(*paths)
+    monkeypatch.setattr("packhouse.worker.explain.AT_ONCE", 1)
+    spec = place.spec(*paths)
+    steps = list(explain(spec, resolve(spec, place.store), store=place.store, index=place.index))
+    assert [(step.looked_up, step.hits, step.done) for step in steps] == [
+        *((0, 0, False), (1, 1, False), (2, 2, False), (3, 3, False)),
+        (3, 3, True),
+    ]
+    assert {step.blocks for step in steps} == {3}

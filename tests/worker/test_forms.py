@@ -151,6 +151,8 @@ def test_ids_come_with_a_mask_or_with_signs_and_zero_is_an_id(
         ({"input_ids": [8]}, "bad_tokens"),
         ({"input_ids": [-8]}, "bad_tokens"),
         ({"input_ids": [2**70]}, "bad_tokens"),
+        ({"input_ids": [1, -(2**63)]}, "bad_tokens"),
+        ({"input_ids": [True, 1]}, "wrong_type"),
         ({"input_ids": [1, 2], "labels": [1]}, "bad_tokens"),
         ({"input_ids": [1, 2], "labels": [2, -100]}, "bad_tokens"),
         ({"input_ids": [1], "loss_mask": [2]}, "bad_tokens"),

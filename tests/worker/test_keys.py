@@ -66,6 +66,7 @@ CHANGES: dict[str, Any] = {
 }
 """A value for each field that changes the recipe. What is in it twice is compared with the rest of it alone."""
 CHANGES_NOTHING: dict[str, Any] = {
+    "priority": {"priority": 1},
     "sources": {"sources": ["/elsewhere"]},  # what they hold counts, block by block
     "documents": {"documents": "paragraph"},  # another document is another block
     "name": {"name": "again"},

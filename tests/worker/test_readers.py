@@ -1,7 +1,9 @@
 """Readers: every kind of source gives the same records, and a damaged one fails with its name and place."""
 
 import gzip
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,29 @@ def test_a_corrupt_source_fails_and_gives_no_wrong_record(kind: str, tmp_path: P
         scan(str(path))
 
 
+def test_a_table_that_cannot_be_read_fails_with_its_name(tmp_path: Path) -> None:
+    texts = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe"))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "no_utf8.parquet")
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    pq.write_table(pa.table({"text": [f"{row:050}" for row in range(20_000)]}), tmp_path / "corrupt.parquet")
+    data = bytearray((tmp_path / "corrupt.parquet").read_bytes())
+    data[5000:5400] = bytes(byte ^ 0x5A for byte in data[5000:5400])
+    (tmp_path / "corrupt.parquet").write_bytes(data)
+    for name, reason in (("no_utf8", "can't decode"), ("twice", "the same name"), ("corrupt", "Corrupt snappy")):
+        path = str(tmp_path / f"{name}.parquet")
+        for look in (scan, lambda path: first_records([path])):
+            with pytest.raises(SourceDamaged, match=rf"{name}\.parquet.*{reason}"):
+                look(path)
+
+
+def test_a_frame_without_data_may_come_first(tmp_path: Path) -> None:
+    """As pzstd writes it."""
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + zstd(b'{"text": "a"}\n'))
+    assert records(scan(str(path))) == first_records([str(path)]) == [{"text": "a"}]
+
+
 def test_the_cases_of_the_log(shared: Path) -> None:
     inputs = shared / "cases" / "inputs"
     assert len(records(scan(str(inputs / "B038.jsonl.gz")))) == 2
@@ -155,6 +180,8 @@ def test_elements_are_those_of_the_array(values: list[Any], indent: int | None, 
         (b"[1] 2", "something follows the array of 1"),
         (b"[" + b"[" * 100_000, "nested too deeply"),
         (b"{}", "not a JSON array"),
+        (b"[1, {'a': 1}, " + b"2, " * 9 + b"3]", "broken at its element 2"),
+        (b"[" + b"1" * 5000 + b"]", "too many digits"),
     ],
 )
 def test_a_broken_array_says_where(data: bytes, match: str) -> None:
@@ -162,9 +189,31 @@ def test_a_broken_array_says_where(data: bytes, match: str) -> None:
         list(elements(iter([data])))
 
 
+def test_what_is_broken_at_once_is_not_read_to_its_end() -> None:
+    read = []
+
+    def chunks() -> Iterator[bytes]:
+        for number in range(1000):
+            read.append(number)
+            yield b"[{'text': 'a'}, " if not number else b"{'text': 'a'}, " * 100
+
+    with pytest.raises(BrokenArray, match="broken at its element 1"):
+        list(elements(chunks()))
+    assert len(read) < 5
+
+
+def test_an_element_without_an_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packhouse.worker.json_array.MAX_LINE", 10_000)
+    with pytest.raises(BrokenArray, match="element 1 has no end within 10,000"):
+        list(elements(itertools.chain([b'["'], itertools.repeat(b"a" * 1000))))
+
+
 def test_rows_of_a_table_have_no_fields_of_other_rows(tmp_path: Path) -> None:
     """B015: a table unifies the arguments of tool calls; what a row never had does not come back as null."""
     rows: list[dict[str, Any]] = [{"m": [{"a": {"city": "X"}}], "t": None}, {"m": [{"a": {"n": 3}}], "t": "2025-08-01"}]
+    pairs = pa.array([[("k", {"a": None, "b": 1})]], pa.map_(pa.string(), pa.struct({"a": pa.int8(), "b": pa.int8()})))
+    pq.write_table(pa.table({"m": pairs}), tmp_path / "map.parquet")
+    assert records(scan(str(tmp_path / "map.parquet"))) == [{"m": [["k", {"b": 1}]]}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     assert records(scan(str(tmp_path / "a.parquet"))) == [{"m": [{"a": {"city": "X"}}]}, rows[1]]
 
@@ -191,3 +240,9 @@ def test_the_first_records_are_those_of_the_first_file_with_any(tmp_path: Path) 
     assert first_records(names) == [{"text": "a"}, {"text": "b"}]
     assert first_records(names[:1]) == []
     assert len(unpacked.first_records(names, count=2)) == 1
+
+
+def test_a_first_record_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpacked, "_SAMPLE", 1000)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a" * 200_000}) + '\n{"text": "b"}\n')
+    assert [len(record["text"]) for record in first_records([str(tmp_path / "a.jsonl")])] == [200_000, 1]

@@ -229,9 +229,17 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused_within_a_second(
     ("template", "match"),
     [
         ("{{ cycler.__init__.__globals__ }}", "cannot render"),
-        ("{% for i in range(90000) %}{% for j in range(90000) %}x{% endfor %}{% endfor %}", "out of fuel"),
-        ("{{ messages.append({'role': 'user', 'content': 'z'}) }}{{ messages[0].content }}", "may not change"),
-        ("{% for m in messages %}{{ m.update({'role': 'x'}) }}{% endfor %}", "may not change"),
+        ("{% for i in range(90000) %}{% for j in range(90000) %}x{% endfor %}{% endfor %}", "more than 1 seconds"),
+        ("{{ 9 ** (9 ** 9) }}", "may not raise to powers"),
+        ("{{ 'x'.ljust(9000000000) }}", "64 MiB"),
+        (
+            "{% set ns = namespace(x=[1, 2]) %}{% for i in range(33) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+            "{{ ns.x }}",
+            "64 MiB",
+        ),
+        ("{% if strftime_now %}", "cannot render"),
+        ("{{ messages.append({'role': 'user', 'content': 'z'}) }}{{ messages[0].content }}", "unsafe"),
+        ("{% for m in messages %}{{ m.update({'role': 'x'}) }}{% endfor %}", "unsafe"),
         ("{% for m in messages %}{{ m.content }", "cannot render"),
         ("{% nonsense %}", "cannot render"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "no marker before"),
@@ -240,8 +248,10 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused_within_a_second(
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused_when_the_job_comes_in(
-    resolved: Any, template: str, match: str
+    resolved: Any, template: str, match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("packhouse.worker.renderers.MAX_SECONDS", 1)
+    monkeypatch.setattr("packhouse.worker.renderers.MAX_GROWTH", 64 << 20)
     started = time.monotonic()
     with pytest.raises(InvalidRequest, match=match):
         resolved(template=template)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -313,6 +314,14 @@ def test_a_rendering_that_takes_ever_more_memory_is_stopped(monkeypatch: pytest.
     assert "64 MiB" in str(caught.value)
 
 
+def test_memory_that_is_asked_for_at_once_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    monkeypatch.setattr("packhouse.worker.renderers.MAX_GROWTH", 64 << 20)
+    with pytest.raises(TemplateError, match="64 MiB"):
+        SlowRenderer("{{ 'x'.ljust(200000000) }}", {}).render(CHATS["one turn"])
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
 def test_a_rendering_that_grows_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packhouse.worker.render.MAX_RENDERED", 100)
     template = ChatTemplate("{% for i in range(90) %}{{ messages[0].content }}{% endfor %}", {})
@@ -338,6 +347,27 @@ def test_a_rendering_that_grows_too_long_is_refused(monkeypatch: pytest.MonkeyPa
 def test_values_are_written_as_transformers_writes_them(source: str, value: list[dict[str, Any]]) -> None:
     chat = Chat([{"role": "user", "content": "x天\U0001f600"}], value)
     assert FastRenderer(source, {}).render(chat) == SlowRenderer(source, {}).render(chat)
+
+
+@pytest.mark.parametrize("letter", ["\x1c", "\x1d", "\x1e", "\x1f"])
+@pytest.mark.parametrize("expression", ["|trim", ".strip()", ".split()|join('+')"])
+def test_what_python_takes_for_white_space_is_taken_for_it(letter: str, expression: str) -> None:
+    chat = Chat([{"role": "user", "content": f"{letter}a{letter}b{letter}"}])
+    template = ChatTemplate("{{ messages[0].content" + expression + " }}", {})
+    template.prove()
+    assert template.fast is not None
+    assert template.render(chat) == template.slow.render(chat)
+    assert template.audit(chat)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["m.content.splitlines()", "m.content|title", "m.content|list", "m.content|indent", "m.content|length and [m]"],
+)
+def test_methods_that_minijinja_has_otherwise_are_found_by_the_probes(expression: str) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ " + expression + " }}{% endfor %}", {})
+    template.prove()
+    assert template.fast is None
 
 
 def test_numbers_that_minijinja_writes_otherwise_are_found_by_the_probes() -> None:
@@ -443,6 +473,17 @@ def test_a_renderer_that_differs_on_a_row_is_found_and_the_block_done_again(
     assert made.samples.fallbacks["renderer"] == 1
     assert kit.failed == ("renderer",)
     assert kit.template.reason == "minijinja and Jinja differed on a row"
+
+
+def test_a_row_that_only_the_fast_renderer_refuses_is_not_lost(toolkit: Any, rows: Any, chat: Any, tiny: Path) -> None:
+    number = "{% for m in messages %}{% if 'float' in m.content %}{{ m.content|int }}{% endif %}{% endfor %}"
+    records = [*[chat("a", "b")] * 3, chat("float", "c")]
+    kit, truth = (toolkit(tiny, kind="chat", template=number + plain(CHATML), fast=fast) for fast in (True, False))
+    assert kit.template.fast is not None
+    made = rows(kit, records)
+    assert made.rejects == []
+    assert made.ids == rows(truth, records).ids
+    assert kit.failed == ("renderer",)
 
 
 def test_the_audit_looks_at_chats_with_extras_too(toolkit: Any, rows: Any, chat: Any, tiny: Path) -> None:

@@ -230,6 +230,8 @@ GOOD = {"input_ids": [5, 6], "labels": [-100, 6]}
         ({"raise": "value"}, "tokenize_error", "^ValueError: of the user's$"),
         ({"raise": "exit"}, "tokenize_error", "SystemExit"),
         ({"raise": "deep"}, "tokenize_error", "RecursionError"),
+        ({"raise": "mute"}, "tokenize_error", "^Mute$"),
+        ({"lazy": True}, "tokenize_error", "ValueError: not yet"),
         ({}, "tokenize_error", "KeyError: 'return'"),
     ],
 )

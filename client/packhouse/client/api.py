@@ -13,7 +13,7 @@ from httpx_sse import EventSource
 from pydantic import TypeAdapter
 
 from packhouse.client.arrow_body import read_batches
-from packhouse.client.cache import Cache
+from packhouse.client.cache import Cache, steps
 from packhouse.client.connection import Connection, parse, segment, to_error
 from packhouse.client.errors import PackhouseError, Unavailable
 from packhouse.client.format import META_SCHEMA
@@ -90,15 +90,24 @@ class Client:
         body = PreviewSpec(job=spec, records=records).model_dump(mode="json")
         return self.connection.ask(Preview, "POST", "/v1/preview", json=body)
 
-    def explain(self, spec: JobSpec, *, scan: bool = False, limit: int = 100) -> Explanation:
+    def explain(
+        self,
+        spec: JobSpec,
+        *,
+        scan: bool = False,
+        limit: int = 100,
+        on_progress: Callable[[Explanation], None] = lambda so_far: None,
+    ) -> Explanation:
         """Return what of a job is in the cache and why the rest is not, before it runs; raise ``InvalidRequest``.
 
         With ``scan``, sources that are new or have changed are read, which takes what it takes. ``limit`` bounds the
-        sources that are listed.
+        sources that are listed. ``on_progress`` is told the sums so far.
         """
         body = ExplainSpec(job=spec, scan=scan, limit=limit).model_dump(mode="json")
-        timeout = None if scan else self.connection.timeout
-        return self.connection.ask(Explanation, "POST", "/v1/cache/explain", json=body, timeout=timeout)
+        headers = {"accept": "application/x-ndjson"}
+        for found in steps(self.connection, Explanation, "POST", "/v1/cache/explain", json=body, headers=headers):
+            on_progress(found)
+        return found
 
     def job(self, job_id: str) -> Job:
         """Return a job as it stands; raise ``NotFound``."""

@@ -9,8 +9,9 @@ from pydantic import TypeAdapter
 from packhouse.client.connection import Connection, parse, segment
 from packhouse.client.errors import Unavailable
 from packhouse.client.wire_cache import CacheEntry, CacheUsage, GcReport, GcSpec, RescanReport
+from packhouse.client.wire_explain import Explanation
 
-R = TypeVar("R", GcReport, RescanReport)
+R = TypeVar("R", GcReport, RescanReport, Explanation)
 
 _ENTRIES = TypeAdapter(list[CacheEntry])
 
@@ -66,12 +67,17 @@ class Cache:
         return self._steps(RescanReport, "POST", "/v1/cache/rescan")
 
     def _steps(self, model: type[R], method: str, path: str, **request: object) -> Iterator[R]:
-        timeout = httpx.Timeout(self._connection.timeout, read=None)
-        done = False
-        with self._connection.stream(method, path, timeout=timeout, **request) as response:
-            for line in response.iter_lines():
-                step = parse(model, line)
-                done = step.done
-                yield step
-        if not done:
-            raise Unavailable("the service stopped in the middle of it", "see its log, and ask again")
+        return steps(self._connection, model, method, path, **request)
+
+
+def steps(connection: Connection, model: type[R], method: str, path: str, **request: object) -> Iterator[R]:
+    """Yield how far the service is with something, at last with ``done``; raise ``Unavailable`` if it stops before."""
+    timeout = httpx.Timeout(connection.timeout, read=None)
+    done = False
+    with connection.stream(method, path, timeout=timeout, **request) as response:
+        for line in response.iter_lines():
+            step = parse(model, line)
+            done = step.done
+            yield step
+    if not done:
+        raise Unavailable("the service stopped in the middle of it", "see its log, and ask again")

@@ -261,6 +261,24 @@ def token(context: typer.Context) -> None:
 
 
 @app.command(**_PASSED_ON)
+def backup(context: typer.Context) -> None:
+    """Save the service's database and what its store says of datasets and plans (needs packhouse[service])."""
+    _run_elsewhere("backup", "service", context.args)
+
+
+@app.command(**_PASSED_ON)
+def restore(context: typer.Context) -> None:
+    """Bring a backup back into an empty home (needs packhouse[service])."""
+    _run_elsewhere("restore", "service", context.args)
+
+
+@app.command(**_PASSED_ON)
+def upgrade(context: typer.Context) -> None:
+    """Bring the service's database and store up to this version (needs packhouse[service])."""
+    _run_elsewhere("upgrade", "service", context.args)
+
+
+@app.command(**_PASSED_ON)
 def demo(context: typer.Context) -> None:
     """Run the main job end to end on text from this machine (needs packhouse[service,trainer])."""
     _run_elsewhere("demo", "service,trainer", context.args)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.text import Text
 
 from packhouse.client import console
@@ -87,8 +88,14 @@ def explain(
         max_length=max_length,
         overflow=overflow,
     )
-    with Client(url) as client:
-        found = client.explain(spec, scan=scan, limit=limit)
+    with Client(url) as client, Progress(console=console.err(), transient=True, disable=as_json) as bar:
+        task = bar.add_task("looking up", total=None)
+        found = client.explain(
+            spec,
+            scan=scan,
+            limit=limit,
+            on_progress=lambda now: bar.update(task, total=now.blocks, completed=now.looked_up),
+        )
     if as_json:
         typer.echo(found.model_dump_json())
     else:

@@ -68,7 +68,7 @@ class Connection:
     def stream(self, method: str, path: str, **request: Any) -> Iterator[httpx.Response]:
         """Open the answer to a request, to be read in pieces; raise as ``send`` does, also while it is read."""
         with self._errors(), self._client.stream(method, path, **request) as response:
-            if response.is_error:
+            if not response.is_success:
                 response.read()
                 check(response)
             yield response
@@ -111,6 +111,9 @@ class Connection:
 
 def check(response: httpx.Response) -> None:
     """Raise the error that ``response`` tells of, if any."""
+    if response.has_redirect_location:
+        fact = f"{response.url} answered {response.status_code} and leads elsewhere"
+        raise PackhouseError(fact, "set PACKHOUSE_URL to where the service itself is: a token is sent nowhere else")
     if not response.is_error:
         return
     try:

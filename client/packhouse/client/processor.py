@@ -25,6 +25,8 @@ Pixels = npt.NDArray[np.float32]
 
 MAX_ASPECT = 200
 """Longer side by shorter side of the most extreme picture that is taken."""
+MAX_TOKENS = 1 << 20
+"""Most tokens of a picture, which may be enlarged to ``min_pixels``."""
 
 
 class Processor(Protocol):
@@ -73,6 +75,12 @@ class PatchProcessor:
             raise InvalidRequest(
                 f"max_pixels {max_pixels} does not hold one token of {patch_size * merge_size} pixels a side",
                 "raise it",
+            )
+        if max_pixels // (patch_size * merge_size) ** 2 > MAX_TOKENS:
+            raise InvalidRequest(
+                f"with max_pixels {max_pixels} and tokens of {patch_size * merge_size} pixels a side a picture may take "
+                f"more than {MAX_TOKENS:,} tokens",
+                "lower it",
             )
         if len(mean) != 3 or len(std) != 3 or not all(value > 0 for value in std):
             raise InvalidRequest(f"mean is {mean} and std {std}", "give three numbers each, std above 0")
@@ -194,7 +202,7 @@ def make_processor(settings: Mapping[str, Any]) -> Processor:
         return TransformersProcessor.named(str(name), given)
     try:
         return PatchProcessor(**given)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidRequest(
             f"the picture processor does not take these settings ({error})",
             "it takes patch_size, merge_size, min_pixels, max_pixels, mean and std; transformers' own are taken with "

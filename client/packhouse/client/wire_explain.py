@@ -46,3 +46,7 @@ class Explanation(Wire):
     listed: list[ExplainedSource]
     """Sources that are not all hits, in the job's order, the first ``limit`` of them."""
     seconds: float
+    looked_up: int = 0
+    """Blocks that were looked up so far: all of them once it is ``done``."""
+    done: bool = True
+    """False while it goes on; then misses and sources are not told yet."""

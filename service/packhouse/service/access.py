@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from packhouse.client.errors import PackhouseError
 from packhouse.service import problems
+from packhouse.service.logs import bound
 from packhouse.service.tokens import Caller, Role, Tokens
 
 log = logging.getLogger(__name__)
@@ -139,7 +140,8 @@ class Access:
             await problems.respond(problems.describe(problems.database_trouble(error)))(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = caller
-        await self.app(scope, receive, send)
+        with bound(**({} if caller in (ANYONE, NOBODY) else {"caller": caller.name})):
+            await self.app(scope, receive, send)
 
     def admit(self, method: str, path: str, headers: Headers) -> Caller:
         """Return who asks; raise ``Unauthorized`` or ``Forbidden``."""

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from packhouse.service import problems
+from packhouse.service import openapi, problems
 from packhouse.service.access import Access
 from packhouse.service.audit import AuditedRequests
 from packhouse.service.checked_files import CheckedFiles
@@ -47,6 +47,7 @@ def create_app(parts: Parts) -> FastAPI:
         docs_url=None,  # their pages load scripts from the internet
         redoc_url=None,
         telemetry=traced_requests(parts.traces),
+        responses=openapi.told(*openapi.ANY),
     )
     app.state.parts = parts
     app.state.open_plans = OpenPlans(parts.store)
@@ -57,6 +58,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.add_middleware(WatchedRequests, metrics=parts.metrics)
     parts.metrics.registry.register(Gauges(parts))
     problems.install(app)
+    openapi.install(app)
     for routes in (jobs, preview, datasets, plans, presets, shards, cache, explain, verify, health, metrics, tokens):
         app.include_router(routes.router)
     app.include_router(login.router)

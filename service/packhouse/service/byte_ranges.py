@@ -10,6 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 from packhouse.client.errors import PackhouseError
 from packhouse.service import problems
 from packhouse.service.arrow import DIGEST_HEADER, matches
+from packhouse.service.openapi import Responses, gives, told
 
 CHUNK = 1 << 20
 
@@ -43,6 +44,11 @@ def respond(request: Request, data: pa.Buffer, digest: str, media_type: str) -> 
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type=media_type)
     return StreamingResponse(_chunks(data, start, stop), status, headers, media_type)
+
+
+def responses(media_type: str) -> Responses:
+    """Return what a route that answers by ``respond`` may answer with."""
+    return gives(media_type, empty=(304,)) | gives(media_type, status=206) | told(416)
 
 
 def _bounds(wanted: re.Match[str], size: int) -> tuple[int, int]:

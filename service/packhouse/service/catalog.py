@@ -10,7 +10,7 @@ from sqlalchemy.orm import aliased
 
 from packhouse.client.errors import NotFound, PackhouseError, Unavailable
 from packhouse.client.wire import Job, JobState, Progress
-from packhouse.service.database import chunks, now, open_database, upsert
+from packhouse.service.database import among, chunks, now, open_database, upsert
 from packhouse.service.leases import Lease, alive
 from packhouse.service.tables import BlockListRow, JobRow, RejectedBlockRow
 
@@ -207,7 +207,8 @@ class Catalog:
         found: dict[str, bytes] = {}
         with self.engine.connect() as connection:
             for some in chunks(keys):
-                query = select(BlockListRow.key, BlockListRow.value).where(BlockListRow.key.in_(some))
+                wanted = among(connection, BlockListRow.key, some)
+                query = select(BlockListRow.key, BlockListRow.value).where(wanted)
                 found.update((key, value) for key, value in connection.execute(query))
         return found
 

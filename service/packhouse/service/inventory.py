@@ -14,7 +14,7 @@ from packhouse.client.errors import Evicted, NotFound, Unavailable
 from packhouse.client.format import Manifest, read_manifest
 from packhouse.client.store import Store
 from packhouse.client.wire_cache import CacheEntry, CacheUsage, RecipeUsage
-from packhouse.service.database import chunks, now, pairs, upsert
+from packhouse.service.database import among, chunks, now, pairs, upsert
 from packhouse.service.leases import alive
 from packhouse.service.tables import (
     DatasetRow,
@@ -48,9 +48,9 @@ class Inventory:
         wanted = sorted(keys)
         for some in chunks(wanted):
             # Their rows are locked in one order: two jobs that need the same shards never wait for each other in turn.
-            ordered = select(ShardRow.serial).where(ShardRow.key.in_(some)).order_by(ShardRow.serial)
-            locked = ordered.with_for_update()
             with self.engine.begin() as connection:
+                ordered = select(ShardRow.serial).where(among(connection, ShardRow.key, some)).order_by(ShardRow.serial)
+                locked = ordered.with_for_update()
                 connection.execute(update(ShardRow).where(ShardRow.serial.in_(locked)).values(used_at=now()))
         end = time.monotonic() + PATIENCE
         for some in chunks(wanted):
@@ -91,7 +91,7 @@ class Inventory:
                 .returning(DatasetRow.serial)
             ).scalar_one()
             for some in chunks(sizes):
-                members = select(literal(serial), ShardRow.serial).where(ShardRow.key.in_(some))
+                members = select(literal(serial), ShardRow.serial).where(among(connection, ShardRow.key, some))
                 fresh = upsert(connection, DatasetShardRow, ["dataset", "shard"], only=())
                 connection.execute(fresh.from_select(["dataset", "shard"], members))
 
@@ -207,9 +207,9 @@ class Inventory:
 
     def _evicting(self, keys: Collection[str]) -> bool:
         """Return whether one of ``keys`` may be being evicted; what a dead service was about to evict is set free."""
-        marked = (ShardRow.key.in_(keys), ShardRow.state == ShardState.EVICTING)
         working = exists().where(LockRow.name == CLEANING, LockRow.owner.in_(alive(self._lease)))
         with self.engine.connect() as connection:
+            marked = (among(connection, ShardRow.key, keys), ShardRow.state == ShardState.EVICTING)
             if connection.scalar(select(ShardRow.serial).where(*marked).limit(1)) is None:
                 return False
             if connection.scalar(select(working)):

@@ -94,6 +94,7 @@ class Jobs:
         self._put_back_times: Counter[str] = Counter()
         self._lock = threading.RLock()
         self._wake = threading.Event()
+        self._looking = threading.Lock()
         self._active: dict[str, _Active] = {}
         self._recipes: dict[str, ResolvedRecipe] = {}
         self._listeners = Listeners()
@@ -201,6 +202,16 @@ class Jobs:
         return len(self._listeners)
 
     def _serve(self) -> None:
+        while True:
+            with self._looking:  # one asks the database for all of them
+                active = self._await()
+            if active is None:
+                return
+            with bound(job=active.job.id):
+                self._run(active)
+
+    def _await(self) -> _Active | None:
+        """Return the next job when there is one, or None when the service stops."""
         while not self._stopping.is_set():
             self._wake.clear()  # before the look: what is submitted after it wakes the wait
             try:
@@ -208,11 +219,10 @@ class Jobs:
             except SQLAlchemyError as error:
                 log.warning("no job could be taken from the database (%s)", type(error).__name__)
                 active = None
-            if active is None:
-                self._wake.wait(self._poll)
-            else:
-                with bound(job=active.job.id):
-                    self._run(active)
+            if active is not None:
+                return active
+            self._wake.wait(self._poll)
+        return None
 
     def _take(self) -> _Active | None:
         """Take the next job; end those that were cancelled while nobody ran them."""

@@ -29,6 +29,7 @@ from packhouse.service.parts import Parts
 from packhouse.service.server import answering, listening
 from packhouse.service.settings import Settings
 from packhouse.service.space import Space
+from packhouse.service.store_format import check_format
 from packhouse.service.tokens import Tokens
 from packhouse.service.traces import exported
 from packhouse.service.verifying import VERIFYING, BackgroundCheck
@@ -77,6 +78,7 @@ def run(settings: Settings) -> None:
         traces = stack.enter_context(exported(settings.traces))
         store = store_at(settings.store)
         store.check()
+        check_format(store)
         catalog = Catalog(settings.database_url)
         stack.callback(catalog.close)
         settings.check_open(Tokens(catalog.engine).usable())

@@ -97,7 +97,14 @@ def _lock(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
 
 
+def found_version(connection: Connection) -> int:
+    """Return the version of the tables that are there; 0 where there are none."""
+    if not inspect(connection).has_table("schema_version"):
+        return 0
+    return int(connection.scalar(text("SELECT max(version) FROM schema_version")) or 0)
+
+
 def _version(connection: Connection) -> int:
     if not inspect(connection).has_table("schema_version"):
         connection.exec_driver_sql("CREATE TABLE schema_version (version INTEGER NOT NULL PRIMARY KEY)")
-    return int(connection.scalar(text("SELECT max(version) FROM schema_version")) or 0)
+    return found_version(connection)

@@ -18,14 +18,16 @@ FOLDERS = tuple(f"{number:02x}" for number in range(256))
 """Shards lie in folders by the first two digits of their keys."""
 
 
-def rescan(inventory: Inventory, store: Store) -> Iterator[RescanReport]:
+def rescan(inventory: Inventory, store: Store, *, keep_uses: bool = False) -> Iterator[RescanReport]:
     """Make ``inventory`` what ``store`` is; yield how far it is, the last time when it is done.
 
-    What was not known counts as used now. What cannot be read is named, and left to those who read it.
+    Datasets and plans count as used now; with ``keep_uses`` those that were known stay as they were. What cannot be
+    read is named, and left to those who read it.
     """
     report = RescanReport()
-    for step in (_datasets, _plans, _shards):
-        for change in step(inventory, store):
+    steps = (_datasets(inventory, store, keep_uses), _plans(inventory, store, keep_uses), _shards(inventory, store))
+    for step in steps:
+        for change in step:
             damaged = (*report.damaged, *change.damaged)[:100]
             sums = {name: getattr(report, name) + getattr(change, name) for name in _COUNTS}
             report = RescanReport(**sums, damaged=damaged)
@@ -43,11 +45,12 @@ def stored_plan(store: Store, plan_id: str) -> tuple[int, list[str]]:
     return sum(store.size(path) or 0 for path in paths), [dataset.id for dataset in header.datasets]
 
 
-def _datasets(inventory: Inventory, store: Store) -> Iterator[RescanReport]:
-    present = set()
+def _datasets(inventory: Inventory, store: Store, keep_uses: bool) -> Iterator[RescanReport]:
+    present, kept = set(), _known(inventory, DatasetRow) if keep_uses else set()
     for dataset in _ids(store.list("datasets"), "datasets/", ".json"):
         try:
-            inventory.add_manifest(read_manifest(store, dataset))
+            if dataset not in kept:
+                inventory.add_manifest(read_manifest(store, dataset))
         except (NotFound, Damaged) as error:
             yield RescanReport(damaged=(str(error),))
         else:
@@ -56,11 +59,12 @@ def _datasets(inventory: Inventory, store: Store) -> Iterator[RescanReport]:
     _note_lost(inventory, DatasetRow, present)
 
 
-def _plans(inventory: Inventory, store: Store) -> Iterator[RescanReport]:
-    present = set()
+def _plans(inventory: Inventory, store: Store, keep_uses: bool) -> Iterator[RescanReport]:
+    present, kept = set(), _known(inventory, PlanRow) if keep_uses else set()
     for plan in _ids(store.list("plans"), "plans/", ".arrow"):
         try:
-            inventory.add_plan(plan, *stored_plan(store, plan))
+            if plan not in kept:
+                inventory.add_plan(plan, *stored_plan(store, plan))
         except (NotFound, Damaged) as error:
             yield RescanReport(damaged=(str(error),))
         else:
@@ -101,9 +105,14 @@ def _sizes(store: Store, keys: set[str]) -> tuple[dict[str, int], list[str]]:
     return sizes, damaged
 
 
+def _known(inventory: Inventory, table: type[DatasetRow] | type[PlanRow]) -> set[str]:
+    with inventory.engine.connect() as connection:
+        return set(connection.scalars(select(table.id).where(table.evicted_at.is_(None))))
+
+
 def _note_lost(inventory: Inventory, table: type[DatasetRow] | type[PlanRow], present: set[str]) -> None:
+    known = _known(inventory, table)
     with inventory.engine.begin() as connection:
-        known = set(connection.scalars(select(table.id).where(table.evicted_at.is_(None))))
         for some in chunks(sorted(known - present)):
             connection.execute(update(table).where(table.id.in_(some)).values(evicted_at=now()))
 

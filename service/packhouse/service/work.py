@@ -112,13 +112,13 @@ class CacheWork:
 
 def explain(
     spec: ExplainSpec, store: Store, catalog: Catalog, executor: "Executor", modules: tuple[str, ...] = ()
-) -> Explanation:
-    """Say what of a job is in the cache, and why the rest is not; raise what is wrong with the job."""
+) -> Iterator[Explanation]:
+    """Yield what of a job is in the cache, and why the rest is not, at last with ``done``; raise what is wrong with it."""
     from packhouse.worker import explain as worker
 
     recipe = CacheWork(store, catalog, executor, modules=modules).check(spec.job)
     scanning = executor if spec.scan else None
-    return worker.explain(spec.job, recipe, store=store, index=catalog, executor=scanning, limit=spec.limit)
+    yield from worker.explain(spec.job, recipe, store=store, index=catalog, executor=scanning, limit=spec.limit)
 
 
 def preview(spec: PreviewSpec, store: Store, modules: tuple[str, ...] = ()) -> Preview:

@@ -109,12 +109,12 @@ def _result(line: Line, function: Loaded, files: Files, *, audited: bool) -> _Re
 
 
 def _called(line: Line, function: Loaded, files: Files) -> Any:
-    """Call the function, for a record read anew: it may alter what it is given."""
+    """Call the function, for a record read anew: it may alter what it is given. A lazy mapping is read here, too."""
     try:
         record = parse(line.data)
-        if not function.custom.files:
-            return function.call(record)
-        return function.call(record, _given(list(function.call.files(record)), files))
+        given = (_given(list(function.call.files(record)), files),) if function.custom.files else ()
+        made = function.call(record, *given)
+        return dict(made) if isinstance(made, Mapping) else made
     except BadRecord:
         raise
     except (Exception, SystemExit) as error:  # the function is a user's, and one record must not end a job

@@ -185,8 +185,8 @@ def tokens_of(record: dict[str, Any], fields: Fields, vocab_size: int) -> Tokens
     What is trained stands in a field of labels (-100 where not), in one of zeros and ones, or in the ids' signs, as
     InternEvo writes them: below zero where not. There a zero has no sign: it is trained where what it follows is.
     """
-    signed = _integers(record, fields["input_ids"])
-    ids = np.abs(signed)
+    signed = _integers(record, fields, "input_ids")
+    ids = np.abs(signed).view(np.uint64)  # of the lowest of int64 too
     if len(ids) and int(ids.max()) >= vocab_size:
         raise BadRecord("bad_tokens", f"id {int(ids.max())} is not below {vocab_size}, the size of the vocabulary")
     marks = [name for name in ("labels", "loss_mask") if record.get(fields[name]) is not None]
@@ -194,7 +194,7 @@ def tokens_of(record: dict[str, Any], fields: Fields, vocab_size: int) -> Tokens
         raise BadRecord("bad_tokens", "it says twice which tokens are trained")
     if not marks:
         return Tokens(ids.astype(np.uint32), _of_signs(signed))
-    values = _integers(record, fields[marks[0]])
+    values = _integers(record, fields, marks[0])
     if len(values) != len(ids):
         raise BadRecord("bad_tokens", f"{len(ids)} ids, and {len(values)} values in field {fields[marks[0]]!r}")
     trained = values != -100 if marks[0] == "labels" else values != 0
@@ -205,11 +205,13 @@ def tokens_of(record: dict[str, Any], fields: Fields, vocab_size: int) -> Tokens
     return Tokens(ids.astype(np.uint32), trained)
 
 
-def _integers(record: dict[str, Any], name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _integers(record: dict[str, Any], fields: Fields, field: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    name = fields[field]
     if name not in record:
         raise BadRecord("missing_field", f"no field {name!r}; there are {names_of(record)}")
     value: Sequence[Any] = record[name]
-    if not isinstance(value, list) or not all(type(one) in (int, bool) for one in value):
+    kinds = (int, bool) if field == "loss_mask" else (int,)
+    if not isinstance(value, list) or not all(type(one) in kinds for one in value):
         raise BadRecord("wrong_type", f"field {name!r} is not a list of integers")
     try:
         made: np.ndarray[tuple[int], np.dtype[np.int64]] = np.array(value, np.int64)

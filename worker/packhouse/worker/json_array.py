@@ -4,8 +4,13 @@ import codecs
 import json
 from collections.abc import Iterator
 
+from packhouse.worker.cutting import MAX_LINE
+
 _SPACE = " \t\r\n"
 _AFTER = {*_SPACE, ",", "]"}
+_OPEN_STRING = "Unterminated string"
+_LONGEST_WORD = 16
+"""An error that stands further before the end of what is read so far would stay if more were read."""
 
 
 class BrokenArray(Exception):
@@ -76,12 +81,18 @@ class _Text:
                 _, end = self._scanner.raw_decode(self._text, self._place)
             except RecursionError:
                 raise BrokenArray(f"element {number + 1} is nested too deeply") from None
-            except ValueError:
+            except json.JSONDecodeError as error:
+                if not error.msg.startswith(_OPEN_STRING) and error.pos < len(self._text) - _LONGEST_WORD:
+                    raise BrokenArray(f"the array is broken at its element {number + 1}") from None
                 end = len(self._text)
+            except ValueError:
+                raise BrokenArray(f"element {number + 1} holds a number with too many digits") from None
             if self._text[end : end + 1] in _AFTER:  # else a number could go on
                 found = self._text[self._place : end]
                 self._place = end
                 return found
+            if len(self._text) - self._place > MAX_LINE:
+                raise BrokenArray(f"element {number + 1} has no end within {MAX_LINE:,} characters")
             # Twice as much each time, so that a long element is not scanned over and over.
             if not self._more(len(self._text) - self._place):
                 raise BrokenArray(f"the array is cut or broken at its element {number + 1}")

@@ -4,11 +4,12 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 from packhouse.client.digest import digest_json
+from packhouse.client.format import data_path
 from packhouse.client.receipt_file import ReceiptFile
 from packhouse.client.store import LocalStore, Store
 from packhouse.client.wire import Change, Miss
@@ -133,7 +134,18 @@ def look_up(keys: Mapping[str, str], recipe: Recipe, store: Store, index: Index,
         else:
             reasons[digest] = "audit" if stored is not None else why
     misses, changes = _reasons(reasons, recipe, index)
-    return Lookup(hits, misses, changes)
+    return Lookup(hits, misses | _lost(misses, keys, store), changes)
+
+
+def _lost(misses: Mapping[str, Why], keys: Mapping[str, str], store: Store) -> dict[str, Why]:
+    """Return those misses that lost their receipt alone: eviction leaves nothing of a shard, so they are damaged."""
+    gone = [digest for digest, why in misses.items() if why.reason == "evicted"]
+    sizes = store.sizes([data_path(keys[digest]) for digest in gone])
+    return {
+        digest: replace(misses[digest], reason="damaged")
+        for digest, size in zip(gone, sizes, strict=True)
+        if size is not None
+    }
 
 
 def _find(store: Store, keys: Sequence[str]) -> list[tuple[ReceiptFile | None, str]]:

@@ -1,4 +1,4 @@
-"""Preview: the first records of a job's first source, made to samples at once, to see a wrong template before a run."""
+"""Preview: the first records of a job, made to samples at once, to see a wrong template before a run."""
 
 import threading
 import time
@@ -42,22 +42,30 @@ def _preview(
     spec: PreviewSpec, files: list[str], resolved: ResolvedRecipe, toolkit: Toolkit, started: float
 ) -> Preview:
     job, recipe = spec.job, resolved.recipe_
-    data = b"\n".join(first_lines(files[0], job.documents, spec.records))
-    named = {} if toolkit.function is None else at_once(names_in(data, toolkit.function), files[0], job.file_roots)
+    source, data = _first(files, job.documents, spec.records)
+    named = {} if toolkit.function is None else at_once(names_in(data, toolkit.function), source, job.file_roots)
     samples = tokenize(data, toolkit, named)
     return Preview(
-        source=files[0],
+        source=source,
         form=recipe.record,
         kind=recipe.kind,
         loss=recipe.loss,
         warnings=list(resolved.warnings),
         samples=[_sample(samples, index, toolkit.encoder) for index in range(len(samples.rows))],
-        rejected=_rejected(samples, files[0]),
+        rejected=_rejected(samples, source),
         dropped=samples.dropped,
         truncated=samples.truncated,
         split=samples.split,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def _first(files: list[str], documents: str, count: int) -> tuple[str, bytes]:
+    """Return the first file that has any records, and the lines of the first of those."""
+    for file in files:
+        if data := b"\n".join(first_lines(file, documents, count)).rstrip():
+            return file, data
+    return files[0], b""
 
 
 _ALONE = threading.Lock()

@@ -25,7 +25,10 @@ FREE_GROWTH = 256 << 20
 _AT_ONCE = 1 << 20
 _START, _PACKED_START = 64, 256 << 10
 _CODECS = {"gz": "gzip", "zst": "zstd"}
-_PACKED = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_PACKED = {b"\x1f\x8b": "gz", _ZSTD: "zst"}
+_SKIPPED = b"\x2a\x4d\x18"
+"""Of a frame without data, which zstd files may begin with, as those of pzstd do; a byte 0x50 to 0x5f is before it."""
 _UNREAD = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 _ROWS = 1024
 
@@ -43,6 +46,8 @@ def kind_of(path: str, documents: str = "file") -> str:
     ``documents``; with ``gz+`` or ``zst+`` before it if it is compressed. Raises ``InvalidRequest`` for others.
     """
     start = read_range(path, 0, _START)
+    if start[1:4] == _SKIPPED and start[0] >> 4 == 5:
+        start = _ZSTD + start
     name = os.path.basename(path).lower()
     for magic, label in _UNREAD.items():
         if start.startswith(magic):
@@ -93,10 +98,12 @@ def unpack(path: str, how: str, part: int) -> Iterator[bytes]:
             yield from _paragraphs(path, _bytes(path, packing))
         else:
             yield from _bytes(path, packing)
-    except BrokenArray as error:
+    except (BrokenArray, pa.ArrowException, UnicodeDecodeError) as error:
         raise damaged(path, str(error)) from None
-    except pa.ArrowException as error:
-        raise damaged(path, str(error)) from None
+    except OSError as error:
+        if error.errno or is_of_store(error):
+            raise
+        raise damaged(path, str(error)) from None  # the bytes came, and a codec could not read them
 
 
 def damaged(path: str, reason: str) -> SourceDamaged:
@@ -197,14 +204,14 @@ def _by_newline(chunk: bytes) -> list[bytes]:
 
 def _tables(path: str, how: str, part: int) -> Iterator[bytes]:
     """Yield the rows of a row group, a record batch or a stream of them."""
-    if how == "parquet":
-        with mapped(path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(_ROWS, row_groups=[part]):
-                yield _rows(batch)
-        return
     with mapped(path) as file:
-        batches = [pa.ipc.open_file(file).get_batch(part)] if how == "arrow" else pa.ipc.open_stream(file)
+        if how == "parquet":
+            batches = pq.ParquetFile(file).iter_batches(_ROWS, row_groups=[part])
+        else:
+            batches = [pa.ipc.open_file(file).get_batch(part)] if how == "arrow" else pa.ipc.open_stream(file)
         for batch in batches:
+            if len(set(batch.schema.names)) < batch.num_columns:
+                raise damaged(path, "two of its columns have the same name")
             for start in range(0, batch.num_rows, _ROWS):
                 yield _rows(batch.slice(start, _ROWS))
 
@@ -218,7 +225,7 @@ def _given(value: Any) -> Any:
     """Leave out the fields that are null: a table gives each of its objects the fields of all others."""
     if isinstance(value, dict):
         return {name: _given(item) for name, item in value.items() if item is not None}
-    return [_given(item) for item in value] if isinstance(value, list) else value
+    return [_given(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _other(value: Any) -> str | None:

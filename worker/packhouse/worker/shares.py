@@ -83,6 +83,7 @@ class Shares:
             if bool(share.account.wants) == wants:
                 return
             whole = self._submitters[share.submitter]
+            share.asked_at = time.monotonic()
             if wants:
                 share.account.given = max(share.account.given, whole.reached)
                 if not whole.wants:

@@ -180,7 +180,10 @@ def hash_of(name: str, function: TokenizeFn) -> str:
 
 def said(error: BaseException) -> str:
     """Return an exception's type and the first line of its text."""
-    lines = str(error).splitlines()
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # its class is a user's too
+        lines = []
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 

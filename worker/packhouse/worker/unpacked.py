@@ -8,6 +8,7 @@ import orjson
 
 from packhouse.worker.places import is_object, opened, trouble
 from packhouse.worker.readers import kind_of, parts_of, unpack
+from packhouse.worker.records import MAX_RECORD
 
 
 def open_part(path: str, how: str, part: int) -> BinaryIO:
@@ -51,7 +52,7 @@ def first_records(files: Sequence[str], documents: str = "file", count: int = 20
 
 
 def first_lines(path: str, documents: str = "file", count: int = 20) -> list[bytes]:
-    """Return the first lines of a source, at most ``count`` and some 8 MiB of them."""
+    """Return the first lines of a source, at most ``count`` and some 8 MiB of them, but one at least."""
     try:
         return _first_lines(path, documents, count)
     except OSError as error:
@@ -66,10 +67,12 @@ def _first_lines(path: str, documents: str, count: int) -> list[bytes]:
         return []
     data = bytearray()
     ended = False
+    found = 0
     with open_part(path, how, 0) as file:
-        while not ended and len(data) < _SAMPLE and data.count(b"\n") < count:
+        while not ended and found < count and (len(data) < _SAMPLE or not found) and len(data) <= MAX_RECORD:
             chunk = file.read(1 << 16)
             ended = not chunk
+            found += chunk.count(b"\n")
             data += chunk
     lines = bytes(data).split(b"\n")
     return (lines if ended else lines[:-1])[:count]

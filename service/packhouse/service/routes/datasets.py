@@ -15,6 +15,7 @@ from packhouse.client.format import META_SCHEMA, Manifest, Receipt, manifest_pat
 from packhouse.client.store import ReadStore
 from packhouse.client.wire import Dataset
 from packhouse.service import arrow, byte_ranges
+from packhouse.service.openapi import gives, told
 from packhouse.service.parts import Given, Parts
 from packhouse.service.routes.params import NO_QUERY, ContentId, FromCursor, Paged, next_page
 
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 BATCH_ROWS = 1 << 16
 """Most rows of one batch of an Arrow stream."""
+GONE = told(404, 410, 500)
+"""A dataset that is not there, is not any more, or is damaged."""
 
 
 @router.get("")
@@ -36,13 +39,18 @@ def index(query: FromCursor, parts: Given, request: Request, response: Response)
     return [dataset for one in page if (dataset := _readable(parts.store, one)) is not None]
 
 
-@router.get("/{dataset_id}", dependencies=[NO_QUERY])
+@router.get("/{dataset_id}", dependencies=[NO_QUERY], responses=GONE)
 def show(dataset_id: ContentId, parts: Given) -> Dataset:
     """Return one dataset."""
     return describe(_manifest(parts, dataset_id))
 
 
-@router.get("/{dataset_id}/manifest", dependencies=[NO_QUERY], response_class=Response)
+@router.get(
+    "/{dataset_id}/manifest",
+    dependencies=[NO_QUERY],
+    response_class=Response,
+    responses=byte_ranges.responses("application/json") | GONE,
+)
 def manifest(dataset_id: ContentId, parts: Given, request: Request) -> Response:
     """Return the manifest file: its shards in order, each with the sizes and digests of its files."""
     _manifest(parts, dataset_id)
@@ -50,7 +58,11 @@ def manifest(dataset_id: ContentId, parts: Given, request: Request) -> Response:
     return byte_ranges.respond(request, data, digest_bytes(data), "application/json")
 
 
-@router.get("/{dataset_id}/meta", response_class=Response)
+@router.get(
+    "/{dataset_id}/meta",
+    response_class=Response,
+    responses=gives(arrow.MEDIA_TYPE, "application/json", empty=(304,)) | GONE,
+)
 async def meta(dataset_id: ContentId, page: Paged, parts: Given, request: Request) -> Response:
     """Return the numbers of every sample as an Arrow stream; or of a page of them as JSON, where that is accepted."""
     whole = await run_sync(_manifest, parts, dataset_id)

@@ -2,12 +2,14 @@
 
 from typing import TYPE_CHECKING, cast
 
-from fastapi import APIRouter
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Request, Response
 
 from packhouse.client.wire_explain import ExplainSpec, Explanation
 from packhouse.service import work
 from packhouse.service.json_body import JsonRoute
 from packhouse.service.parts import Given
+from packhouse.service.routes.cache import MEDIA_TYPE, lines
 from packhouse.service.routes.params import NO_QUERY
 
 if TYPE_CHECKING:
@@ -16,8 +18,15 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/v1/cache", tags=["cache"], route_class=JsonRoute)
 
 
-@router.post("/explain", dependencies=[NO_QUERY])
-def explain(spec: ExplainSpec, parts: Given) -> Explanation:
-    """Look a job's blocks up before it runs; nothing is made. Sources that are new are only read with ``scan``."""
+@router.post("/explain", dependencies=[NO_QUERY], response_model=Explanation)
+async def explain(spec: ExplainSpec, parts: Given, request: Request) -> Response:
+    """Look a job's blocks up before it runs; nothing is made. Sources that are new are only read with ``scan``.
+
+    Where ``Accept`` names ``application/x-ndjson`` it answers as gc does: JSON lines, the last one with ``done``.
+    """
     executor = cast("Executor", parts.executor)  # of which the routes know only its health
-    return work.explain(spec, parts.store, parts.catalog, executor, parts.settings.tokenize_modules)
+    steps = work.explain(spec, parts.store, parts.catalog, executor, parts.settings.tokenize_modules)
+    if MEDIA_TYPE in request.headers.get("accept", ""):
+        return await lines(steps)
+    *_, last = await run_sync(list, steps)
+    return Response(last.model_dump_json(), media_type="application/json")

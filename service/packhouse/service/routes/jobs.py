@@ -12,6 +12,7 @@ from packhouse.client.wire import Job, JobSpec, JobState, Rejected, Wire
 from packhouse.service.access import Asking, Forbidden
 from packhouse.service.events import snapshots
 from packhouse.service.json_body import JsonRoute
+from packhouse.service.openapi import gives, told
 from packhouse.service.parts import Given
 from packhouse.service.rejected import rejected_records
 from packhouse.service.routes.params import NO_QUERY, Paged, next_page
@@ -29,7 +30,12 @@ class JobQuery(Wire):
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 
-@router.post("", status_code=202, dependencies=[NO_QUERY], responses={200: {"description": "An identical active job"}})
+@router.post(
+    "",
+    status_code=202,
+    dependencies=[NO_QUERY],
+    responses={200: {"description": "An identical active job", "model": Job}} | told(413, 429),
+)
 def submit(spec: JobSpec, parts: Given, caller: Asking, response: Response) -> Job:
     """Queue a job. An identical job that is still active is returned instead, with status 200.
 
@@ -50,13 +56,18 @@ def index(query: Annotated[JobQuery, Query()], parts: Given, request: Request, r
     return jobs
 
 
-@router.get("/{job_id}", dependencies=[NO_QUERY])
+@router.get("/{job_id}", dependencies=[NO_QUERY], responses=told(404))
 def show(job_id: str, parts: Given) -> Job:
     """Return one job."""
     return parts.jobs.job(job_id)
 
 
-@router.delete("/{job_id}", status_code=202, dependencies=[NO_QUERY])
+@router.delete(
+    "/{job_id}",
+    status_code=202,
+    dependencies=[NO_QUERY],
+    responses={200: {"description": "It is cancelled", "model": Job}} | told(404, 409),
+)
 def cancel(job_id: str, parts: Given, caller: Asking, response: Response) -> Job:
     """Cancel a job: status 200 when it is cancelled, 202 when it will be in a moment, 409 when it had ended.
 
@@ -70,7 +81,7 @@ def cancel(job_id: str, parts: Given, caller: Asking, response: Response) -> Job
     return job
 
 
-@router.get("/{job_id}/rejected")
+@router.get("/{job_id}/rejected", responses=told(404, 500))
 def rejected(job_id: str, page: Paged, parts: Given, request: Request, response: Response) -> list[Rejected]:
     """List the records that were kept out, where they lie and why, in the order of the sources."""
     parts.jobs.job(job_id)
@@ -81,7 +92,12 @@ def rejected(job_id: str, page: Paged, parts: Given, request: Request, response:
     return records
 
 
-@router.get("/{job_id}/events", dependencies=[NO_QUERY], response_class=StreamingResponse)
+@router.get(
+    "/{job_id}/events",
+    dependencies=[NO_QUERY],
+    response_class=StreamingResponse,
+    responses=gives("text/event-stream", empty=(204,)) | told(404),
+)
 async def events(job_id: str, parts: Given, last_event_id: Annotated[str | None, Header()] = None) -> Response:
     """Follow a job (server-sent events): each event is the whole job, its id the job's version."""
     job = await run_sync(parts.jobs.job, job_id)

@@ -20,6 +20,7 @@ from packhouse.client.wire_plans import Plan, PlanReport, PlanSpec
 from packhouse.service import arrow
 from packhouse.service.json_body import JsonRoute
 from packhouse.service.open_plans import Opener, OpenPlans
+from packhouse.service.openapi import gives, told
 from packhouse.service.parts import Given, Parts
 from packhouse.service.routes.params import NO_QUERY, ContentId, FromCursor, next_page
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 BATCH_SEGMENTS = 1 << 15
 """Segments of one batch of an Arrow stream, about."""
+GONE = told(404, 410, 500)
+"""A plan or a dataset that is not there, is not any more, or is damaged."""
 
 
 class BuildQuery(Wire):
@@ -63,7 +66,11 @@ Wanted = Annotated[PlanFile, Depends(_wanted)]
 """The plan that a path names; that it was asked for is remembered."""
 
 
-@router.post("", status_code=201, responses={200: {"description": "The plan was there, or this is a dry run"}})
+@router.post(
+    "",
+    status_code=201,
+    responses={200: {"description": "The plan was there, or this is a dry run", "model": Plan}} | GONE | told(413),
+)
 async def build(
     spec: PlanSpec, query: Annotated[BuildQuery, Query()], parts: Given, open_plan: Opener, response: Response
 ) -> Plan:
@@ -95,21 +102,24 @@ def index(query: FromCursor, parts: Given, open_plan: Opener, request: Request, 
     return [plan for one in page if (plan := _readable(open_plan, one)) is not None]
 
 
-@router.get("/{plan_id}", dependencies=[NO_QUERY])
+@router.get("/{plan_id}", dependencies=[NO_QUERY], responses=GONE)
 def show(plan: Wanted) -> Plan:
     """Return one plan."""
     return _describe(plan)
 
 
-@router.get("/{plan_id}/report", dependencies=[NO_QUERY])
+@router.get("/{plan_id}/report", dependencies=[NO_QUERY], responses=GONE)
 def report(plan: Wanted) -> PlanReport:
     """Return how good a plan is."""
     return plan.report
 
 
-@router.get("/{plan_id}/steps", response_class=Response)
-async def steps(plan: Wanted, query: Annotated[StepsQuery, Query()], request: Request) -> Response:
+@router.get("/{plan_id}/steps", response_class=Response, responses=gives(arrow.MEDIA_TYPE, empty=(304,)) | GONE)
+async def steps(
+    plan_id: ContentId, query: Annotated[StepsQuery, Query()], parts: Given, open_plan: Opener, request: Request
+) -> Response:
     """Return the packs of a rank as an Arrow stream; over all ranks they are the steps, in order."""
+    plan = await run_sync(_wanted, plan_id, parts, open_plan)  # not before the query is known to be right
     stop = plan.steps if query.stop is None else query.stop
     check_slice(plan.header, query.start, stop, query.rank, query.world)
     metadata = {METADATA_KEY: canonical_json(plan.header.to_json())} if query.header else None

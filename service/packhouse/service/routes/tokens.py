@@ -9,6 +9,7 @@ from packhouse.client.wire import Wire
 from packhouse.client.wire_access import AuditEntry, NewToken, Token, TokenSpec, WhoAmI
 from packhouse.service.access import Asking
 from packhouse.service.json_body import JsonRoute
+from packhouse.service.openapi import told
 from packhouse.service.parts import Given
 from packhouse.service.routes.params import NO_QUERY, next_page
 from packhouse.service.tokens import Role
@@ -41,7 +42,7 @@ def index(parts: Given) -> list[Token]:
     return parts.tokens.all()
 
 
-@router.post("/tokens", status_code=201, dependencies=[NO_QUERY])
+@router.post("/tokens", status_code=201, dependencies=[NO_QUERY], responses=told(413))
 def create(spec: TokenSpec, parts: Given, response: Response) -> NewToken:
     """Make a token. Its secret is in this answer, and nowhere else."""
     lifetime = None if spec.expires_days is None else spec.expires_days * DAY
@@ -50,7 +51,7 @@ def create(spec: TokenSpec, parts: Given, response: Response) -> NewToken:
     return NewToken(token=token, secret=secret)
 
 
-@router.delete("/tokens/{name}", dependencies=[NO_QUERY])
+@router.delete("/tokens/{name}", dependencies=[NO_QUERY], responses=told(404))
 def revoke(name: str, parts: Given) -> Token:
     """End a token, by its name or id."""
     return parts.tokens.revoke(name)

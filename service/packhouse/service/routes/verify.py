@@ -8,6 +8,7 @@ from fastapi.responses import StreamingResponse
 from packhouse.client.wire import Wire
 from packhouse.client.wire_verify import VerifyReport
 from packhouse.service.json_body import JsonRoute
+from packhouse.service.openapi import gives, told
 from packhouse.service.parts import Given
 from packhouse.service.routes.params import NO_QUERY, ContentId
 from packhouse.service.verifying import reports
@@ -21,7 +22,12 @@ class Asked(Wire):
     shards: list[ContentId] = []  # noqa: RUF012 - pydantic copies it
 
 
-@router.post("/verify", dependencies=[NO_QUERY], response_class=Response)
+@router.post(
+    "/verify",
+    dependencies=[NO_QUERY],
+    response_class=Response,
+    responses=gives("application/x-ndjson") | told(404, 413),
+)
 def verify(spec: Asked, parts: Given) -> Response:
     """Verify all, or some shards: JSON lines that say how far it is, the last one with ``done``."""
     from packhouse.worker.verify import verify as whole  # the worker takes seconds to import
