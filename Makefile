@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint types serve bench bench-peers soak cluster deploy-tools stack browser-tools clean
+.PHONY: demo test lint types serve bench bench-peers soak load cluster deploy-tools stack browser-tools clean
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else "packhouse needs Python 3.11 to 3.13, and $(PYTHON) is " + sys.version.split()[0] + ": set PYTHON=python3.11")'
@@ -58,6 +58,10 @@ soak: $(READY)  ## long runs whose processes are killed all the time: streaming,
 
 cluster: $(READY)  ## a Ray cluster of three nodes here, of which one and then the head are killed in mid-job
 	$(BIN)/python -m tests.cluster
+	$(BIN)/python -m tests.cluster --client
+
+load: $(READY)  ## 200 trainers, 50 submitters, slow readers and a restart on one service: two to three minutes
+	$(BIN)/python -m tests.load
 
 bench-peers: $(READY)  ## the peers that streaming is compared with, in an environment of their own; what fails is told by the benchmark
 	$(PYTHON) -m venv build/peers

@@ -28,9 +28,10 @@ NODES = """
 import json, sys
 from ray.cluster_utils import Cluster
 
-port, ip = int(sys.argv[1]), sys.argv[2]
+port, client, ip = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 small = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20, "node_ip_address": ip}
-cluster = Cluster(initialize_head=True, head_node_args={**small, "gcs_server_port": port})
+head = {**small, "gcs_server_port": port, "ray_client_server_port": client}
+cluster = Cluster(initialize_head=True, head_node_args=head)
 nodes = [cluster.add_node(**small) for _ in range(2)]
 groups = [cluster.head_node, *nodes]
 pids = [[one.process.pid for kind in node.all_processes.values() for one in kind] for node in groups]
@@ -40,9 +41,9 @@ sys.stdin.read()
 
 
 @contextmanager
-def cluster(port: int, ip: str) -> Iterator[list[list[int]]]:
+def cluster(ports: list[int], ip: str) -> Iterator[list[list[int]]]:
     """Run three nodes of one CPU each; yield the process ids of each, those of the head first."""
-    command = [sys.executable, "-c", NODES, str(port), ip]
+    command = [sys.executable, "-c", NODES, *map(str, ports), ip]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         nodes: list[list[int]] = json.loads(process.stdout.readline())
@@ -97,12 +98,20 @@ def corpus(file: Path, lines: int) -> Path:
     return file
 
 
-def main(folder: Path, tokenizer: Path) -> None:
-    """Run it all."""
-    ip = get_node_ip_address()  # on which Ray looks for its head, whatever name of this machine it is given
-    with socket.socket() as free:
-        free.bind((ip, 0))
-        port = free.getsockname()[1]
+def free_ports(ip: str) -> list[int]:
+    """Return ports of the head: of its tables, and of the server for clients."""
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind((ip, 0))
+        return [each.getsockname()[1] for each in (one, other)]
+
+
+def main(folder: Path, tokenizer: Path, by_client: bool) -> None:
+    """Run it all; the service is a driver of the cluster, or a client of one."""
+    # Where Ray looks for a head, whatever name of this machine it is given.
+    ip = str(get_node_ip_address())  # type: ignore[no-untyped-call]
+    ports = free_ports(ip)
+    address = f"ray://{ip}:{ports[1]}" if by_client else f"{ip}:{ports[0]}"
     specs = [
         JobSpec(sources=[str(corpus(folder / f"{name}.jsonl", 100_000))], tokenizer=str(tokenizer))
         for name in ("node", "head")
@@ -110,7 +119,7 @@ def main(folder: Path, tokenizer: Path) -> None:
     with serving(folder / "alone", PACKHOUSE_CPUS="2") as alone, Client(alone.url) as client:
         wanted = [client.wait(client.submit(spec).id).dataset for spec in specs]
     say(f"undisturbed: {wanted}")
-    with cluster(port, ip) as nodes, serving(folder / "home", PACKHOUSE_RAY_ADDRESS=f"{ip}:{port}") as service:
+    with cluster(ports, ip) as nodes, serving(folder / "home", PACKHOUSE_RAY_ADDRESS=address) as service:
         client = Client(service.url)
         say("three nodes, and a service")
         job = client.submit(specs[0])
@@ -129,7 +138,7 @@ def main(folder: Path, tokenizer: Path) -> None:
         say(f"/readyz: {httpx.get(service.url + '/readyz', timeout=30).json()['detail']}")
         until(lambda: client.job(job.id).state is JobState.QUEUED, 30, "the job waits")
         say("the job waits in the queue")
-        with cluster(port, ip):
+        with cluster(ports, ip):
             say("a new head at the same address")
             until(lambda: ready(service.url), 60, "/readyz")
             say("the service has joined it")
@@ -146,4 +155,4 @@ if __name__ == "__main__":
     BEGUN = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="packhouse-cluster-") as folder:
         train_tokenizer(sample_texts(*write_corpus(Path(folder))), Path(folder) / "tokenizer")
-        main(Path(folder), Path(folder) / "tokenizer")
+        main(Path(folder), Path(folder) / "tokenizer", "--client" in sys.argv)

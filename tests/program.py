@@ -38,7 +38,7 @@ def serving(home: Path, **settings: str) -> Iterator[Program]:
     with open(home / "log", "a") as log:
         process = psutil.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     try:
-        ready, _, _ = select.select([process.stdout], [], [], 60)
+        ready, _, _ = select.select([process.stdout], [], [], 150)
         assert ready, (home / "log").read_text()
         found = re.search(r"https?://\S+", process.stdout.readline())
         assert found, (home / "log").read_text()

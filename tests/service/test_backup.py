@@ -109,6 +109,7 @@ def test_a_backup_is_taken_while_jobs_run_and_restored_elsewhere(
     large = JobSpec(sources=[str(corpus)], tokenizer=str(tokenizer_dir))
     with start_service(tmp_path / "a") as service, Client(service.url) as client:
         done = client.wait(client.submit(small).id)
+        assert done.dataset is not None
         spec = PlanSpec(datasets=[done.dataset], pack_length=512)
         plan = client.plan(spec)
         client.cache.pin(plan.id)

@@ -88,7 +88,8 @@ def test_many_services_take_each_job_once(catalog: Catalog) -> None:
     assert sorted(taken) == [job(number).id for number in range(24)]
 
 
-def test_a_dead_service_loses_its_jobs_and_what_it_saves_is_refused(catalog: Catalog) -> None:
+@pytest.mark.parametrize("ago", [31, -3600], ids=["unseen", "the clock was set back"])
+def test_a_dead_service_loses_its_jobs_and_what_it_saves_is_refused(catalog: Catalog, ago: int) -> None:
     Signs(catalog.engine, "a", "a", LEASE).enter()
     Signs(catalog.engine, "b", "b", LEASE).enter()
     catalog.add(job(1), "k")
@@ -96,7 +97,7 @@ def test_a_dead_service_loses_its_jobs_and_what_it_saves_is_refused(catalog: Cat
     assert catalog.take("b", LEASE) is None
     assert catalog.save(first.model_copy(update={"version": 7}), lease)
     with catalog.engine.begin() as connection:
-        connection.execute(text("UPDATE services SET seen_at = seen_at - 31 WHERE id = 'a'"))
+        connection.execute(text("UPDATE services SET seen_at = seen_at - :ago WHERE id = 'a'"), {"ago": ago})
     assert catalog.take("a", LEASE) is None  # it goes on with what it has
     second, new, cancelling = catalog.take("b", LEASE) or pytest.fail("its owner is dead")
     assert (second.version > 7 + 1000, second.progress, cancelling) == (True, Progress(), False)

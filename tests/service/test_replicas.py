@@ -70,8 +70,8 @@ class Replicas:
 
     def running(self, job: Job) -> int:
         """Return which service runs a job, once one does."""
-        until(lambda: any(job.id in jobs._active for jobs in self.jobs))
-        return next(number for number, jobs in enumerate(self.jobs) if job.id in jobs._active)
+        until(lambda: any(job.id in jobs.running for jobs in self.jobs))
+        return next(number for number, jobs in enumerate(self.jobs) if job.id in jobs.running)
 
     def fall_asleep(self, number: int) -> None:
         """Let a service give no signs of life, as one that is stopped or cut off does."""
@@ -162,9 +162,9 @@ def test_what_a_service_that_slept_saves_is_refused(replicas: Replicas) -> None:
     replicas.works[sleeper].deaf = True
     before = replicas.jobs[sleeper].job(job.id).version
     replicas.fall_asleep(sleeper)
-    until(lambda: job.id in replicas.jobs[other]._active)
+    until(lambda: job.id in replicas.jobs[other].running)
     replicas.works[sleeper].go_on.set()  # it wakes up, and has a dataset to tell of
-    until(lambda: job.id not in replicas.jobs[sleeper]._active)
+    until(lambda: job.id not in replicas.jobs[sleeper].running)
     now = replicas.jobs[sleeper].job(job.id)
     assert (now.state, now.dataset, now.version > before + 1000) == (JobState.RUNNING, None, True)
     replicas.works[other].go_on.set()
@@ -176,5 +176,5 @@ def test_a_service_that_ends_leaves_its_jobs_to_the_other_at_once(replicas: Repl
     ends = replicas.running(job)
     begun = time.monotonic()
     assert replicas.jobs[ends].stop(10)
-    until(lambda: job.id in replicas.jobs[1 - ends]._active)
+    until(lambda: job.id in replicas.jobs[1 - ends].running)
     assert time.monotonic() - begun < LEASE

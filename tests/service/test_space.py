@@ -310,6 +310,49 @@ def test_a_budget_is_kept_by_itself(room: Room) -> None:
     assert room.whole() == [False, False, True]
 
 
+def test_what_was_evicted_long_ago_is_forgotten(room: Room) -> None:
+    tables = ("dataset_shards", "shards", "datasets", "plan_datasets", "plans")
+
+    def rows() -> list[int | None]:
+        with room.catalog.engine.connect() as connection:
+            return [connection.scalar(text(f"SELECT count(*) FROM {table}")) for table in tables]
+
+    spec, space = PlanSpec(datasets=room.datasets[:1], pack_length=8), room.space()
+    space.plan_built(build_plan(room.store, spec).id, spec.datasets)
+    room.age(room.datasets[0], 40)
+    last(space.gc(0))
+    assert rows() == [0, 6, 3, 1, 1], "it is told of what went, however long ago it was used"
+    room.write([[1, at] for at in range(6)])
+    room.inventory.add_dataset(room.store, room.datasets[0])
+    assert rows() == [2, 6, 3, 1, 1], "it is tied anew"
+    with room.catalog.engine.begin() as connection:
+        for statement in ("shards SET used_at = used_at", "datasets SET evicted_at = evicted_at"):
+            connection.execute(text(f"UPDATE {statement} - 31 * 86400"))
+        connection.execute(text("UPDATE plans SET evicted_at = evicted_at - 31 * 86400"))
+    last(space.gc(10**9))
+    assert rows() == [2, 2, 1, 0, 0]
+    assert room.whole() == [True, False, False]
+    with pytest.raises(NotFound):
+        room.inventory.entry(room.datasets[1])
+
+
+def test_a_service_that_starts_on_another_store_makes_the_catalog_that_stores(room: Room, tmp_path: Path) -> None:
+    """What the old store held must not count against the new one's budget, and moving back loses nothing."""
+    total = room.space().usage().bytes
+    for store, held in ((LocalStore(tmp_path / "other"), 0), (room.store, total)):
+        signs = Signs(room.catalog.engine, "a", "a", LEASE)
+        signs.enter()
+        space = Space(room.inventory, store, signs, budget=total, tick=0.05)
+        space.start()
+        end = time.monotonic() + 10
+        while space.usage().bytes != held:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        space.stop()
+    assert room.whole() == [True, True, True]
+    room.inventory.check_datasets(room.datasets)
+
+
 def test_without_a_budget_one_must_be_named(room: Room) -> None:
     with pytest.raises(InvalidRequest, match="PACKHOUSE_STORE_BUDGET"):
         next(room.space().gc())

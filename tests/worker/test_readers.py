@@ -17,7 +17,7 @@ from tests.worker.kinds import KINDS, LINES, ROWS, records, write, zstd
 from packhouse.client.errors import InvalidRequest
 from packhouse.worker import cutting, readers, unpacked
 from packhouse.worker.json_array import BrokenArray, elements
-from packhouse.worker.readers import SourceDamaged, kind_of
+from packhouse.worker.readers import SourceDamaged, kind_of, unpack
 from packhouse.worker.sources import Fingerprint, expand, scan
 from packhouse.worker.unpacked import first_records
 
@@ -206,6 +206,16 @@ def test_an_element_without_an_end_is_not_read_for_ever(monkeypatch: pytest.Monk
     monkeypatch.setattr("packhouse.worker.json_array.MAX_LINE", 10_000)
     with pytest.raises(BrokenArray, match="element 1 has no end within 10,000"):
         list(elements(itertools.chain([b'["'], itertools.repeat(b"a" * 1000))))
+
+
+def test_b042_wide_rows_of_a_nested_column_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    """1,024 rows of 2 MiB are more than a batch of a nested column can hold: what fits is by bytes."""
+    path, width = tmp_path / "wide.parquet", 1 << 20
+    row = [{"role": "user", "content": "q" * width}]
+    pq.write_table(pa.table({"messages": [row] * 80}), path, row_group_size=80, use_dictionary=False)
+    pieces = list(unpack(str(path), "parquet", 0))
+    assert b"".join(pieces).count(b"\n") == 80
+    assert max(map(len, pieces)) < 40 * width
 
 
 def test_rows_of_a_table_have_no_fields_of_other_rows(tmp_path: Path) -> None:

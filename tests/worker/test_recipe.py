@@ -238,6 +238,8 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused_within_a_second(
             "64 MiB",
         ),
         ("{% if strftime_now %}", "cannot render"),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", "mark what others"),
+        ("{% for m in messages %}{{ m.content }}{% generation %}{% endgeneration %}{% endfor %}", "leave out"),
         ("{{ messages.append({'role': 'user', 'content': 'z'}) }}{{ messages[0].content }}", "unsafe"),
         ("{% for m in messages %}{{ m.update({'role': 'x'}) }}{% endfor %}", "unsafe"),
         ("{% for m in messages %}{{ m.content }", "cannot render"),

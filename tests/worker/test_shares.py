@@ -94,9 +94,10 @@ def test_who_wanted_nothing_has_saved_up_nothing() -> None:
     assert abs(workers.work(400).count("idle again") - 200) <= ROOM
 
 
-def test_a_newcomer_is_not_ahead_of_one_that_wants_nothing_for_a_moment() -> None:
+@pytest.mark.parametrize("submitters", [("ann", "bob"), ("ann", "ann")])
+def test_a_newcomer_is_not_ahead_of_one_that_wants_nothing_for_a_moment(submitters: tuple[str, str]) -> None:
     shares = Shares()
-    old, new = shares.join("old"), shares.join("new")
+    old, new = (shares.join(one) for one in submitters)
     old.want(True)
     for _ in range(100):
         assert old.take(1)

@@ -86,6 +86,12 @@ def test_relative_paths_are_refused(source: str) -> None:
         expand([source])
 
 
+def test_addresses_of_other_kinds_are_refused_and_not_shown() -> None:
+    with pytest.raises(InvalidRequest, match="begins with 'https', which is not read") as refusal:
+        expand(["https://host/a.jsonl?key=hunter2"])
+    assert "hunter2" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("name", ["missing.jsonl", "empty", "empty/*.jsonl", "loop.jsonl"])
 def test_what_names_nothing_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()

@@ -73,7 +73,8 @@ def test_b010_characters_of_several_tokens(
 ) -> None:
     kit = toolkit(tiny, kind="chat", template=template)
     expected = [[177, 258, 251, 227, 83, 79, 4]]
-    assert rows(kit, [chat("é", "😀ok")]).trained == expected
+    quick = rows(kit, [chat("é", "😀ok")])
+    assert (quick.trained, quick.samples.fallbacks["offsets"]) == (expected, 0)
     kit.encoder.token_bytes = None
     slow = rows(kit, [chat("é", "😀ok")])
     assert (slow.trained, slow.samples.fallbacks["offsets"]) == (expected, 1)

@@ -78,9 +78,7 @@ class PatchProcessor:
             )
         if max_pixels // (patch_size * merge_size) ** 2 > MAX_TOKENS:
             raise InvalidRequest(
-                f"with max_pixels {max_pixels} and tokens of {patch_size * merge_size} pixels a side a picture may take "
-                f"more than {MAX_TOKENS:,} tokens",
-                "lower it",
+                f"max_pixels {max_pixels} allows a picture more than {MAX_TOKENS:,} tokens", "lower it"
             )
         if len(mean) != 3 or len(std) != 3 or not all(value > 0 for value in std):
             raise InvalidRequest(f"mean is {mean} and std {std}", "give three numbers each, std above 0")

@@ -40,8 +40,8 @@ Overflow = Annotated[
 
 
 def absolute(source: str) -> str:
-    """Return a source as the service must be told it: a path from the root, or an object's address as it is."""
-    return source if source.startswith("s3://") else os.path.abspath(source)
+    """Return a source as the service must be told it: a path from the root, or an address as it is."""
+    return source if "://" in source else os.path.abspath(source)
 
 
 _BUILT_IN = ("internlm2", "chatml", "llama3", "qwen3", "deepseek")

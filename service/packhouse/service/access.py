@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from typing import Annotated
 from urllib.parse import quote, urlsplit
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import Depends, Request, Response
 from fastapi.responses import RedirectResponse
@@ -125,6 +126,8 @@ class Access:
     tokens: Tokens
     always: bool = field(default=False)
     """Whether tokens are asked for although none was made yet: the service listens to other machines."""
+    _threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(8))
+    """Those of the routes may all be busy."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -132,7 +135,7 @@ class Access:
             await self.app(scope, receive, send)
             return
         try:
-            caller = await run_sync(self.admit, scope["method"], scope["path"], Headers(scope=scope))
+            caller = await self._admit(scope["method"], scope["path"], Headers(scope=scope))
         except PackhouseError as error:
             await _refusal(error, scope)(scope, receive, send)
             return
@@ -143,18 +146,20 @@ class Access:
         with bound(**({} if caller in (ANYONE, NOBODY) else {"caller": caller.name})):
             await self.app(scope, receive, send)
 
-    def admit(self, method: str, path: str, headers: Headers) -> Caller:
+    async def _admit(self, method: str, path: str, headers: Headers) -> Caller:
         """Return who asks; raise ``Unauthorized`` or ``Forbidden``."""
         least = LEAST.get(route_of(method, path), Role.ADMIN)
-        bearer = _bearer(headers)
-        if not bearer and method not in ("GET", "HEAD", "OPTIONS"):
+        if not _bearer(headers) and method not in ("GET", "HEAD", "OPTIONS"):
             _check_same_site(headers)
         if least is None:
-            return NOBODY
+            return NOBODY  # without the database: whether the process lives is told in any case
+        return await run_sync(self._caller, least, headers, limiter=self._threads)
+
+    def _caller(self, least: Role, headers: Headers) -> Caller:
         if not (self.always or self.tokens.closed()):
             _check_loopback(headers)
             return ANYONE
-        given = bearer or _cookie(headers)
+        given = _bearer(headers) or _cookie(headers)
         if not given:
             raise Unauthorized(
                 "this service asks for an access token, and the request has none",

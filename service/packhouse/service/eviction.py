@@ -152,7 +152,7 @@ class Eviction:
                 self._store.delete(path(row.key))
         with self._engine.begin() as connection:
             marked = (ShardRow.serial.in_([row.serial for row in rows]), ShardRow.state == ShardState.EVICTING)
-            connection.execute(update(ShardRow).where(*marked).values(state=ShardState.EVICTED))
+            connection.execute(update(ShardRow).where(*marked).values(state=ShardState.EVICTED, used_at=now()))
 
     def _datasets_of(self, serials: Sequence[int]) -> set[str]:
         """Return the datasets, evicted ones left out, that have one of these shards."""

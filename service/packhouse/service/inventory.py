@@ -200,11 +200,6 @@ class Inventory:
         with self.engine.connect() as connection:
             return int(connection.scalar(shards) or 0) + int(connection.scalar(plans) or 0)
 
-    def empty(self) -> bool:
-        """Whether nothing was ever added."""
-        with self.engine.connect() as connection:
-            return connection.scalar(select(ShardRow.serial).limit(1)) is None
-
     def _evicting(self, keys: Collection[str]) -> bool:
         """Return whether one of ``keys`` may be being evicted; what a dead service was about to evict is set free."""
         working = exists().where(LockRow.name == CLEANING, LockRow.owner.in_(alive(self._lease)))

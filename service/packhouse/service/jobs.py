@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from packhouse.service.leases import Lease, Signs
 from packhouse.service.listeners import Listener, Listeners
 from packhouse.service.logs import bound
 from packhouse.service.problems import Conflict, database_trouble, describe, unexpected
+from packhouse.service.running import Active, Running
 from packhouse.service.tokens import Caller, Role
 from packhouse.service.work import Work
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SAVE_EVERY = 1.0
-"""Seconds between two saves of a running job's progress; a change of state is saved at once."""
 LEASE = 20.0
 """Seconds without a sign of life after which a service is dead to the others."""
 BEATS = 5
@@ -49,20 +47,6 @@ COME_BACKS = 5
 LOST = "workers-lost"
 RECIPES = 64
 """Recipes of queued jobs that are kept, so that they need not be resolved again."""
-
-
-@dataclass(slots=True)
-class _Active:
-    """A job that this service runs."""
-
-    job: Job
-    lease: Lease
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    cancelling: bool = False
-    """Whether a user cancelled it; ``cancelled`` is also set when the service stops."""
-    lost: bool = False
-    """Whether another service has it now: nothing of it is told or saved from here any more."""
-    saved_at: float = 0.0
 
 
 class Jobs:
@@ -92,12 +76,12 @@ class Jobs:
         self._share = at_once - at_once // 4
         """Jobs of one submitter that run here at once: others always find a place."""
         self._put_back_times: Counter[str] = Counter()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._wake = threading.Event()
         self._looking = threading.Lock()
-        self._active: dict[str, _Active] = {}
         self._recipes: dict[str, ResolvedRecipe] = {}
         self._listeners = Listeners()
+        self.running = Running(catalog, self._listeners)
         self._runners = [threading.Thread(target=self._serve, name=f"job-{n}", daemon=True) for n in range(at_once)]
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._stopping = threading.Event()
@@ -112,10 +96,8 @@ class Jobs:
 
     def stop(self, within: float) -> bool:
         """Interrupt what runs, leave it in the table as queued; return whether all runners ended in time (seconds)."""
-        with self._lock:
-            self._stopping.set()
-            for active in self._active.values():
-                active.cancelled.set()
+        self._stopping.set()
+        self.running.interrupt()
         self._wake.set()
         self.hang_up()
         deadline = time.monotonic() + within
@@ -149,7 +131,7 @@ class Jobs:
             version=1,
             progress=Progress(),
             warnings=list(recipe.warnings),
-            created_at=_now(),
+            created_at=datetime.now(UTC),
         )
         if self._stopping.is_set():
             raise Unavailable("the service is stopping", "try again in a moment")
@@ -165,16 +147,12 @@ class Jobs:
 
     def job(self, job_id: str) -> Job:
         """Return a job as it stands; raise ``NotFound``."""
-        with self._lock:
-            if active := self._active.get(job_id):
-                return active.job
-        return self._catalog.job(job_id)
+        return self.running.job(job_id) or self._catalog.job(job_id)
 
     def jobs(self, *, state: JobState | None, before: str | None, limit: int) -> list[Job]:
         """Return jobs, newest first; those that run here as they stand now."""
         stored = self._catalog.jobs(state=state, before=before, limit=limit)
-        with self._lock:
-            return [active.job if (active := self._active.get(job.id)) else job for job in stored]
+        return [self.running.job(job.id) or job for job in stored]
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job: one that waits ends now, one that runs in a moment. Raise ``Conflict`` if it has ended."""
@@ -182,11 +160,8 @@ class Jobs:
         job = None if before.state.final else self._catalog.cancel(job_id)
         if job is None:
             raise Conflict(f"job {job_id} is {self.job(job_id).state} already", "there is nothing to cancel")
-        with self._lock:
-            if active := self._active.get(job_id):
-                active.cancelling = True
-                active.cancelled.set()
-                return active.job
+        if (here := self.running.cancel(job_id)) is not None:
+            return here
         self._listeners.tell(job_id, urgent=True)
         return job
 
@@ -210,7 +185,7 @@ class Jobs:
             with bound(job=active.job.id):
                 self._run(active)
 
-    def _await(self) -> _Active | None:
+    def _await(self) -> Active | None:
         """Return the next job when there is one, or None when the service stops."""
         while not self._stopping.is_set():
             self._wake.clear()  # before the look: what is submitted after it wakes the wait
@@ -224,16 +199,11 @@ class Jobs:
             self._wake.wait(self._poll)
         return None
 
-    def _take(self) -> _Active | None:
+    def _take(self) -> Active | None:
         """Take the next job; end those that were cancelled while nobody ran them."""
         while not self._stopping.is_set() and (taken := self._next()) is not None:
             job, lease, cancelling = taken
-            active = _Active(job, lease, cancelling=cancelling, saved_at=time.monotonic())
-            with self._lock:
-                self._active[job.id] = active
-                if self._stopping.is_set():
-                    active.cancelled.set()
-            self._listeners.tell(job.id, urgent=True)
+            active = self.running.begin(job, lease, cancelling=cancelling)
             if not cancelling:
                 return active
             self._end(active, JobState.CANCELLED)
@@ -242,14 +212,14 @@ class Jobs:
     def _next(self) -> tuple[Job, Lease, bool] | None:
         return self._catalog.take(self.service, self._lease, self._share)
 
-    def _run(self, active: _Active) -> None:
+    def _run(self, active: Active) -> None:
         try:
             dataset = self._do(active)
         except Exception as error:
             if active.cancelling:
                 self._end(active, JobState.CANCELLED)
             elif active.cancelled.is_set() or self._goes_on(active.job, error):
-                self._put_back(active)
+                self.running.put_back(active)
             else:
                 self._end(active, JobState.FAILED, error=_explain(active.job, error))
         else:
@@ -263,7 +233,7 @@ class Jobs:
         log.warning("it waits for the workers, for the time no. %d: %s", self._put_back_times[job.id], error.detail)
         return self._put_back_times[job.id] <= COME_BACKS
 
-    def _do(self, active: _Active) -> str:
+    def _do(self, active: Active) -> str:
         job = active.job
         recipe = self._recipes.pop(job.id, None) or self._work.check(job.spec)
         if recipe.digest != job.recipe:
@@ -275,61 +245,15 @@ class Jobs:
         return self._work.run(
             job.spec,
             recipe,
-            on_progress=lambda progress: self._on_progress(active, progress),
+            on_progress=lambda progress: self.running.advance(active, progress),
             keep_rejected=lambda blocks: self._catalog.keep_rejected(job.id, blocks),
             cancelled=active.cancelled,
             submitter=job.submitter,
         )
 
-    def _on_progress(self, active: _Active, progress: Progress) -> None:
-        with self._lock:
-            self._change(active, {"progress": progress})
-            if time.monotonic() - active.saved_at >= SAVE_EVERY:
-                self._save(active)
-
-    def _put_back(self, active: _Active) -> None:
-        with self._lock:
-            self._change(active, {"state": JobState.QUEUED, "started_at": None})
-            self._settle(active)
-
-    def _end(self, active: _Active, state: JobState, **more: Any) -> None:
-        with self._lock:
-            self._change(active, {"state": state, "finished_at": _now(), **more})
-            self._settle(active)
-
-    def _settle(self, active: _Active) -> None:
-        """Save a job that does not run any more; until that works it is told from here, and tried again."""
-        if self._save(active) and self._active.get(active.job.id) is active:
-            del self._active[active.job.id]
-        if active.job.state.final:
-            self._put_back_times.pop(active.job.id, None)
-
-    def _change(self, active: _Active, fields: dict[str, Any]) -> None:
-        if not active.lost:
-            active.job = active.job.model_copy(update={**fields, "version": active.job.version + 1})
-            self._listeners.tell(active.job.id, urgent="state" in fields)
-
-    def _save(self, active: _Active) -> bool:
-        """Return whether nothing is left to be saved."""
-        if active.lost:
-            return True
-        active.saved_at = time.monotonic()
-        try:
-            if not self._catalog.save(active.job, active.lease):
-                self._lose(active)
-        except SQLAlchemyError:
-            log.exception("job %s: its state could not be saved", active.job.id)
-            return False
-        return True
-
-    def _lose(self, active: _Active) -> None:
-        """Stop what another service does now."""
-        log.warning("job %s: this service was not seen for too long, and another one runs it now", active.job.id)
-        active.lost = True
-        active.cancelled.set()
-        if self._active.get(active.job.id) is active:
-            del self._active[active.job.id]
-        self._listeners.tell(active.job.id, urgent=True)
+    def _end(self, active: Active, state: JobState, **more: Any) -> None:
+        self._put_back_times.pop(active.job.id, None)
+        self.running.end(active, state, **more)
 
     def _keep(self) -> None:
         """Give signs of life, and hear what other services did."""
@@ -340,25 +264,14 @@ class Jobs:
                 if time.monotonic() - seen_at >= self._lease / BEATS:
                     self.signs.beat()
                     seen_at = time.monotonic()
-                self._hear(self.signs.standing())
+                self.running.hear(self.signs.standing())
                 told = self._follow(told)
             except SQLAlchemyError as error:
                 log.warning("the database cannot be asked after jobs (%s)", type(error).__name__)
 
-    def _hear(self, standing: dict[str, tuple[int, bool]]) -> None:
-        """Act on what the table says of the jobs that run here: cancelled, or ended and not saved yet."""
-        with self._lock:
-            for job_id, active in list(self._active.items()):
-                if active.job.state is not JobState.RUNNING:
-                    self._settle(active)
-                elif standing.get(job_id) == (active.lease.number, True):
-                    active.cancelling = True
-                    active.cancelled.set()
-
     def _follow(self, told: dict[str, tuple[int, JobState]]) -> dict[str, tuple[int, JobState]]:
         """Tell listeners of jobs that run elsewhere what was saved there; return what they know now."""
-        with self._lock:
-            elsewhere = [job_id for job_id in self._listeners.jobs() if job_id not in self._active]
+        elsewhere = [job_id for job_id in self._listeners.jobs() if job_id not in self.running]
         found = self._catalog.versions(elsewhere) if elsewhere else {}
         for job_id, (version, state) in found.items():
             before = told.get(job_id)
@@ -380,7 +293,3 @@ def _explain(job: Job, error: Exception) -> Problem:
         return describe(error)
     log.error("job %s failed", job.id, exc_info=error)
     return unexpected(f"job {job.id}")
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

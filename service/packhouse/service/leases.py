@@ -22,8 +22,11 @@ class Lease:
 
 
 def alive(lease_seconds: float) -> Select[str]:
-    """Return the query for the ids of the services that live."""
-    return select(ServiceRow.id).where(ServiceRow.seen_at > now() - lease_seconds)
+    """Return the query for the ids of the services that live.
+
+    A sign of life from the future is none: a clock that was set back would let the dead live as long as it lost.
+    """
+    return select(ServiceRow.id).where(ServiceRow.seen_at.between(now() - lease_seconds, now() + lease_seconds))
 
 
 class Signs:

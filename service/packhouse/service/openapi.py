@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from packhouse.client.wire import Problem
+from packhouse.client.wire import Problem, Wire
 from packhouse.service.problems import MEDIA_TYPE
 
 Responses = dict[int | str, dict[str, Any]]
@@ -22,10 +22,14 @@ def told(*statuses: int) -> Responses:
 
 def gives(*media_types: str, status: int = 200, empty: tuple[int, ...] = ()) -> Responses:
     """Return that a route's body is of one of these types, and that the statuses ``empty`` come without a body."""
-    bodies: Responses = {
-        status: {"description": HTTPStatus(status).phrase, "content": {one: {} for one in media_types}}
-    }
+    content: dict[str, Any] = {one: {} for one in media_types}
+    bodies: Responses = {status: {"description": HTTPStatus(status).phrase, "content": content}}
     return bodies | {one: {"description": HTTPStatus(one).phrase} for one in empty}
+
+
+def also(status: int, model: type[Wire], when: str) -> Responses:
+    """Return that a route answers with ``model`` under another status too, and when."""
+    return {status: {"description": when, "model": model}}
 
 
 def install(app: FastAPI) -> None:

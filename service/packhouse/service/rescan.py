@@ -105,6 +105,12 @@ def _sizes(store: Store, keys: set[str]) -> tuple[dict[str, int], list[str]]:
     return sizes, damaged
 
 
+def is_another(inventory: Inventory, store: Store) -> bool:
+    """Return whether ``store`` is not the one that ``inventory`` knows: they have no dataset in common, but some."""
+    known, present = _known(inventory, DatasetRow), set(_ids(store.list("datasets"), "datasets/", ".json"))
+    return known.isdisjoint(present) and bool(known or present)
+
+
 def _known(inventory: Inventory, table: type[DatasetRow] | type[PlanRow]) -> set[str]:
     with inventory.engine.connect() as connection:
         return set(connection.scalars(select(table.id).where(table.evicted_at.is_(None))))

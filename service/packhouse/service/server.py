@@ -15,6 +15,10 @@ from packhouse.service.jobs import Jobs
 STREAMS_WITHIN = 3
 """Seconds that open requests have to end after the service was told to; then they are cut."""
 
+IDLE_SECONDS = 75
+"""Seconds that a connection may wait for its next request. A client that lets go of idle ones does so earlier, httpx after
+five seconds: where both do it at once, the next request of a trainer runs into a closed connection."""
+
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
@@ -55,6 +59,7 @@ def answering(
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=STREAMS_WITHIN,
+        timeout_keep_alive=IDLE_SECONDS,
         server_header=False,
         ssl_certfile=None if tls is None else tls[0],
         ssl_keyfile=None if tls is None else tls[1],

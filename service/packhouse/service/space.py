@@ -17,11 +17,12 @@ from packhouse.client.errors import InvalidRequest, PackhouseError
 from packhouse.client.store import Store
 from packhouse.client.wire_cache import CacheUsage, GcReport, RescanReport
 from packhouse.service.eviction import Batch, Eviction
+from packhouse.service.forgetting import forget
 from packhouse.service.inventory import CLEANING, Inventory
 from packhouse.service.keep import Keep
 from packhouse.service.leases import Signs
 from packhouse.service.problems import Conflict
-from packhouse.service.rescan import rescan, stored_plan
+from packhouse.service.rescan import is_another, rescan, stored_plan
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ class Space:
         with self._alone():
             self._eviction.finish()
             yield from self._free(limit, self._eviction.evict, dry_run=False)
+            forget(self.inventory.engine)
 
     def remove(self, entry_id: str) -> Iterator[GcReport]:
         """Remove a dataset with the shards that only it has, or a plan; yield how far it is.
@@ -170,10 +172,11 @@ class Space:
             self.write_uses()
 
     def _look(self) -> None:
-        """Scan a store of which nothing is known: the database is new, or was lost."""
-        if self.inventory.empty() and next(self._store.list("datasets"), None) is not None:
+        """Scan a store that is not the one of the catalog: the database is new or was lost, or the store is another."""
+        if is_another(self.inventory, self._store):
             report = self._until_stopped(self.rescan())
-            log.info("the catalog knew nothing of the store: %d shards were found", report.shards)
+            where = self._store.location
+            log.warning("the catalog was not that of the store %s: %d shards were found", where, report.shards)
 
     def _make_room(self, budget: int) -> None:
         over = self.inventory.size() - budget

@@ -131,7 +131,7 @@ class ShardRow(Table):
     bytes: Mapped[int] = mapped_column(BigInteger)
     """Of all its files."""
     used_at: Mapped[float] = mapped_column(Double)
-    """When a job needed or made it; the uses of a dataset stand in its own row."""
+    """When a job needed or made it, or when it was evicted; the uses of a dataset stand in its own row."""
     state: Mapped[str] = mapped_column(String(8))
 
 

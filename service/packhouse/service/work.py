@@ -113,7 +113,10 @@ class CacheWork:
 def explain(
     spec: ExplainSpec, store: Store, catalog: Catalog, executor: "Executor", modules: tuple[str, ...] = ()
 ) -> Iterator[Explanation]:
-    """Yield what of a job is in the cache, and why the rest is not, at last with ``done``; raise what is wrong with it."""
+    """Yield how far it is with what of a job is in the cache, and why not, at last with ``done``.
+
+    The first step raises what is wrong with the job.
+    """
     from packhouse.worker import explain as worker
 
     recipe = CacheWork(store, catalog, executor, modules=modules).check(spec.job)

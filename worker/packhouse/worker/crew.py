@@ -84,11 +84,7 @@ class Crew:
         self._share.want(bool(queue))
         while queue and self._share.take(room):
             group = queue.popleft()
-            try:
-                task = begin(group)
-            except BaseException:
-                self._share.give_back(begun=False)
-                raise
+            task = begin(group)
             if task is None:
                 self._share.give_back(begun=False)
             else:

@@ -31,6 +31,7 @@ _SKIPPED = b"\x2a\x4d\x18"
 """Of a frame without data, which zstd files may begin with, as those of pzstd do; a byte 0x50 to 0x5f is before it."""
 _UNREAD = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 _ROWS = 1024
+_BATCH_BYTES = 32 << 20
 
 
 class SourceDamaged(InvalidRequest):
@@ -206,7 +207,11 @@ def _tables(path: str, how: str, part: int) -> Iterator[bytes]:
     """Yield the rows of a row group, a record batch or a stream of them."""
     with mapped(path) as file:
         if how == "parquet":
-            batches = pq.ParquetFile(file).iter_batches(_ROWS, row_groups=[part])
+            table = pq.ParquetFile(file)
+            group = table.metadata.row_group(part)
+            # By bytes: a batch of nested columns cannot hold 2 GiB, and should hold far less.
+            rows = min(_ROWS, max(1, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))
+            batches = table.iter_batches(rows, row_groups=[part])
         else:
             batches = [pa.ipc.open_file(file).get_batch(part)] if how == "arrow" else pa.ipc.open_stream(file)
         for batch in batches:

@@ -239,6 +239,8 @@ def _check_template(source: str, content: TokenizerContent, recipe: Recipe) -> t
     parsed = ChatTemplate(source, content.special_tokens, now=recipe.now)
     if parsed.fast is None:
         warnings.append(f"the chat template is rendered by the slower renderer: {parsed.reason}")
+    if recipe.masked:
+        template.check_mask()
     if recipe.masked and not template.generation:
         end = template.markers.end
         if not any(token["content"] in end for token in content.backend["added_tokens"]):

@@ -9,7 +9,6 @@ rendering probes, and each row is checked: as many turns as assistant messages, 
 Where a content could pass for one, the contents' places in the text are found first (``frames``).
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import minijinja
@@ -17,6 +16,7 @@ import minijinja
 from packhouse.client.errors import InvalidRequest
 from packhouse.worker.control import ControlTokens
 from packhouse.worker.frames import Frames, find_frames
+from packhouse.worker.markers import Markers, common_prefix, find_turns
 from packhouse.worker.probes import CHATS
 from packhouse.worker.records import BadRecord, Chat
 from packhouse.worker.renderers import (
@@ -29,23 +29,10 @@ from packhouse.worker.renderers import (
     pinned_clock,
 )
 
-__all__ = ["ChatTemplate", "Markers", "Span", "TemplateError"]
+__all__ = ["ChatTemplate", "Span", "TemplateError"]
 
 MAX_RENDERED = 512 << 20
 """Characters of the longest rendered chat."""
-
-
-@dataclass(frozen=True)
-class Markers:
-    """What a template writes right before and right behind an assistant's turn."""
-
-    header: str
-    end: str
-
-    @cached_property
-    def end_overlaps(self) -> bool:
-        """Whether two end markers can overlap."""
-        return any(self.end.startswith(self.end[start:]) for start in range(1, len(self.end)))
 
 
 _SENTINELS = [f"Sentinel{letter * 3}" for letter in "abcd"]
@@ -145,6 +132,26 @@ class ChatTemplate:
         self.reason = "minijinja and Jinja differed on a row"
         self.audit_failed = True
 
+    def check_mask(self) -> None:
+        """Raise ``InvalidRequest`` where what is trained cannot be told: no markers, or tags around something else."""
+        if not self.generation:
+            _ = self.markers
+            return
+        remedy = "let {% generation %} stand around all that the assistant says, and nothing else"
+        for roles in _ORDERS:
+            try:
+                text, spans = self.render(Chat(_messages(roles)))
+            except TemplateError:
+                continue
+            marked = {name for name in _SENTINELS if any(name in text[start:stop] for start, stop in spans)}
+            own = [content for role, content in zip(roles, _SENTINELS, strict=False) if role == "assistant"]
+            if not marked <= set(own):
+                detail = "the chat template's generation tags mark what others than the assistant say"
+                raise InvalidRequest(detail, remedy)
+            if roles[-1] == "assistant" and own[-1] in text and own[-1] not in marked:
+                detail = "the chat template's generation tags leave out the assistant's last answer"
+                raise InvalidRequest(detail, remedy)
+
     @cached_property
     def markers(self) -> Markers:
         """The header and end marker of assistant turns; raise ``InvalidRequest`` where the template has none."""
@@ -158,10 +165,10 @@ class ChatTemplate:
         headers = [piece.removeprefix(after_user) for piece in (between[1], between[3])]
         if prompted[-1] != after_user:
             headers.append(prompted[-1].removeprefix(after_user))
-        header = _common_prefix(headers)
+        header = common_prefix(headers)
         if not header.strip():
             header = after_user + header
-        end = _common_prefix([between[2], between[4]]).rstrip()
+        end = common_prefix([between[2], between[4]]).rstrip()
         if not header.strip() or not end:
             missing = "before" if not header.strip() else "behind"
             raise InvalidRequest(f"the chat template writes no marker {missing} an assistant's turn", remedy)
@@ -178,7 +185,7 @@ class ChatTemplate:
             text, _ = self.render(Chat(_messages(roles)))
         except TemplateError:
             return True
-        turns = _find_turns(text, markers)
+        turns = find_turns(text, markers)
         own = [content for role, content in zip(roles, _SENTINELS, strict=False) if role == "assistant"]
         if turns is None or len(turns) != len(own):
             return roles != _ORDERS[0]  # a row like this is kept out, but a plain one must not be
@@ -209,13 +216,13 @@ class ChatTemplate:
     def _turns(self, chat: Chat, text: str) -> list[Span]:
         markers = self.markers
         if markers.header not in chat.held and markers.end not in chat.held:
-            turns = _find_turns(text, markers)
+            turns = find_turns(text, markers)
             if turns is not None:
                 return turns
         # A marker stands in a content, or content and template together happen to form one.
         if any(markers.header in message["role"] or markers.end in message["role"] for message in chat.messages):
             raise BadRecord("no_sound_mask", "a role holds a turn marker")
-        turns = _find_turns(self.frames(chat, text).blanked, markers)
+        turns = find_turns(self.frames(chat, text).blanked, markers)
         if turns is None:
             raise BadRecord("no_sound_mask", "the assistant's turns cannot be told from the rendered text")
         return turns
@@ -256,41 +263,11 @@ class ChatTemplate:
         except TemplateError:
             return []
         # What stands in a turn before an answer, such as <think>, is the answer's; its end is not.
-        return [*around, _common_prefix([answered[2], answered[4]])]
-
-
-def _find_turns(text: str, markers: Markers) -> list[Span] | None:
-    """Return what stands between headers and end markers, both found in order, the end marker included.
-
-    None when a turn has no end, or when there is more than one way to read the text: a header within a turn, or an end
-    marker that overlaps another.
-    """
-    header, end = markers.header, markers.end
-    turns: list[Span] = []
-    found = text.find(header)
-    while found >= 0:
-        start = found + len(header)
-        stop = text.find(end, start)
-        found = text.find(header, found + 1)
-        if stop < 0 or 0 <= found <= stop + len(end) - len(header):
-            return None
-        if markers.end_overlaps and text.find(end, stop + 1, stop + 2 * len(end) - 1) >= 0:
-            return None
-        stop += len(end)
-        if 0 <= found < stop:  # it begins in the end marker, and does not end there
-            found = text.find(header, stop)
-        turns.append((start, stop))
-    return turns
+        return [*around, common_prefix([answered[2], answered[4]])]
 
 
 def _messages(roles: list[str]) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in zip(roles, _SENTINELS, strict=False)]
-
-
-def _common_prefix(texts: list[str]) -> str:
-    first, last = min(texts), max(texts)
-    length = next((index for index, letter in enumerate(first) if letter != last[index]), len(first))
-    return first[:length]
 
 
 def _attempt(renderer: FastRenderer | SlowRenderer, chat: Chat, prompt: bool) -> tuple[str, list[Span]] | None:

@@ -82,6 +82,10 @@ def listed(sources: list[str]) -> list[str]:
             files.extend(objects(source, _SUFFIXES))
             continue
         if not os.path.isabs(source):
+            scheme, found, _ = source.partition("://")
+            if found:  # what follows is not shown: it may hold keys
+                detail = f"a source has an address that begins with {scheme[:20]!r}, which is not read"
+                raise InvalidRequest(detail, "use a path, or s3://bucket/key")
             raise InvalidRequest(f"the source {source!r} is a relative path", "give an absolute one")
         files.extend(_expand_one(source))
     return files

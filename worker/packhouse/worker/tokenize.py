@@ -40,8 +40,8 @@ class Toolkit:
         if recipe.template is not None and own:
             self.template = ChatTemplate(recipe.template, tokenizer.special_tokens, fast=fast, now=recipe.now)
             self.template.prove()
-            if recipe.masked and not self.template.generation:
-                _ = self.template.markers  # raises where the template has none
+            if recipe.masked:
+                self.template.check_mask()
             self.template.control = control_tokens(tokenizer.backend["added_tokens"], self.template.written)
         self.control: ControlTokens = control_tokens(tokenizer.backend["added_tokens"], ())
         """Those of plain texts."""

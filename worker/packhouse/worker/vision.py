@@ -69,8 +69,8 @@ class VisionChat:
         self._engine = HuggingFaceEngine(tokenizer.backend_tokenizer)
         self._image_id = self._id_of(image_token)
         self._template = _template(tokenizer, before, image_token, after)
-        if loss != "all" and not self._template.generation:
-            _ = self._template.markers  # raises where the template has none
+        if loss != "all":
+            self._template.check_mask()
 
     def hash(self) -> str:
         """Return what stands for this code and the processor's settings: the rest is in the job's options."""

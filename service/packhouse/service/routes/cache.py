@@ -88,5 +88,5 @@ async def rescan(parts: Given) -> Response:
 async def lines(steps: Iterator[GcReport] | Iterator[RescanReport] | Iterator[Explanation]) -> Response:
     """Stream the steps; what refuses the first one is a proper error. A client that goes away ends them."""
     first = await run_sync(next, steps)
-    told = (step.model_dump_json() + "\n" for step in chain([first], steps))
-    return StreamingResponse(told, media_type=MEDIA_TYPE)
+    body = (step.model_dump_json() + "\n" for step in chain([first], steps))
+    return StreamingResponse(body, media_type=MEDIA_TYPE)

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Request, Response
 from packhouse.client.wire_explain import ExplainSpec, Explanation
 from packhouse.service import work
 from packhouse.service.json_body import JsonRoute
+from packhouse.service.openapi import told
 from packhouse.service.parts import Given
-from packhouse.service.routes.cache import MEDIA_TYPE, lines
+from packhouse.service.routes.cache import LINES, MEDIA_TYPE, lines
 from packhouse.service.routes.params import NO_QUERY
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/v1/cache", tags=["cache"], route_class=JsonRoute)
 
 
-@router.post("/explain", dependencies=[NO_QUERY], response_model=Explanation)
+@router.post("/explain", dependencies=[NO_QUERY], response_model=Explanation, responses=LINES | told(409, 413))
 async def explain(spec: ExplainSpec, parts: Given, request: Request) -> Response:
     """Look a job's blocks up before it runs; nothing is made. Sources that are new are only read with ``scan``.
 

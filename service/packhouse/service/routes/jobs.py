@@ -12,7 +12,7 @@ from packhouse.client.wire import Job, JobSpec, JobState, Rejected, Wire
 from packhouse.service.access import Asking, Forbidden
 from packhouse.service.events import snapshots
 from packhouse.service.json_body import JsonRoute
-from packhouse.service.openapi import gives, told
+from packhouse.service.openapi import also, gives, told
 from packhouse.service.parts import Given
 from packhouse.service.rejected import rejected_records
 from packhouse.service.routes.params import NO_QUERY, Paged, next_page
@@ -34,7 +34,7 @@ class JobQuery(Wire):
     "",
     status_code=202,
     dependencies=[NO_QUERY],
-    responses={200: {"description": "An identical active job", "model": Job}} | told(413, 429),
+    responses=also(200, Job, "An identical active job") | told(413, 429),
 )
 def submit(spec: JobSpec, parts: Given, caller: Asking, response: Response) -> Job:
     """Queue a job. An identical job that is still active is returned instead, with status 200.
@@ -66,7 +66,7 @@ def show(job_id: str, parts: Given) -> Job:
     "/{job_id}",
     status_code=202,
     dependencies=[NO_QUERY],
-    responses={200: {"description": "It is cancelled", "model": Job}} | told(404, 409),
+    responses=also(200, Job, "It is cancelled") | told(404, 409),
 )
 def cancel(job_id: str, parts: Given, caller: Asking, response: Response) -> Job:
     """Cancel a job: status 200 when it is cancelled, 202 when it will be in a moment, 409 when it had ended.

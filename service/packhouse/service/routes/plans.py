@@ -20,7 +20,7 @@ from packhouse.client.wire_plans import Plan, PlanReport, PlanSpec
 from packhouse.service import arrow
 from packhouse.service.json_body import JsonRoute
 from packhouse.service.open_plans import Opener, OpenPlans
-from packhouse.service.openapi import gives, told
+from packhouse.service.openapi import also, gives, told
 from packhouse.service.parts import Given, Parts
 from packhouse.service.routes.params import NO_QUERY, ContentId, FromCursor, next_page
 
@@ -69,7 +69,7 @@ Wanted = Annotated[PlanFile, Depends(_wanted)]
 @router.post(
     "",
     status_code=201,
-    responses={200: {"description": "The plan was there, or this is a dry run", "model": Plan}} | GONE | told(413),
+    responses=also(200, Plan, "The plan was there, or this is a dry run") | GONE | told(413),
 )
 async def build(
     spec: PlanSpec, query: Annotated[BuildQuery, Query()], parts: Given, open_plan: Opener, response: Response
