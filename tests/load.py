@@ -256,7 +256,9 @@ def measure(folder: Path, trainers: int, submitters: int, seconds: float) -> dic
         load = prepare(program, folder, trainers, submitters)
         asyncio.run(run(program, folder, load, Figures(), 3))  # what is opened once and stays
         files = program.process.num_fds()
+        busy = sum(program.process.cpu_times()[:2])
         memory = asyncio.run(run(program, folder, load, figures, seconds))
+        busy = sum(program.process.cpu_times()[:2]) - busy
         asyncio.run(hang_and_vanish(program, load, beside, min(10, seconds)))
         left = _settled(program.process, files)
         ended = restarted(program, folder, load, resumed)
@@ -277,6 +279,7 @@ def measure(folder: Path, trainers: int, submitters: int, seconds: float) -> dic
         "seconds": seconds,
         "requests": figures.rows(),
         "beside_slow_readers": beside.rows(),
+        "cpu_ms_a_request": round(1000 * busy / max(1, sum(map(len, figures.seconds.values()))), 1),
         "mb_per_s": round(figures.read / 1e6 / seconds, 1),
         "memory_mb_by_thirds": thirds,
         "open_files": {"before": files, "after": left},
@@ -301,7 +304,8 @@ def show(found: dict[str, Any]) -> None:
         print(f"\n{title.replace('_', ' '):24}{'count':>8}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}")
         for kind, row in found[title].items():
             print(f"{kind:24}{row['count']:8,}{row['p50_ms']:10,.1f}{row['p99_ms']:10,.1f}{row['max_ms']:10,.1f}")
-    print(f"\nread {found['mb_per_s']} MB/s; memory by thirds {found['memory_mb_by_thirds']} MB; open files", end=" ")
+    print(f"\n{found['cpu_ms_a_request']} ms of the service's CPU a request; read {found['mb_per_s']} MB/s")
+    print(f"memory by thirds {found['memory_mb_by_thirds']} MB; open files", end=" ")
     print(f"{found['open_files']}; ended within {found['seconds_to_end']} s; {found['fault_count']} faults")
     for fault in found["faults"]:
         print("FAULT", fault)

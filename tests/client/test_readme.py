@@ -1,6 +1,7 @@
-"""The client's README: what it says to do in each trainer runs as it stands."""
+"""What the READMEs say to do in each trainer, and to resume, runs as it stands."""
 
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from packhouse.client.plan import PlanFile
 from packhouse.client.store import LocalStore
 from packhouse.worker.plans import build_plan
 
-README = (Path(__file__).parents[2] / "client" / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "client" / "README.md").read_text(encoding="utf-8")
 
 
 def example(trainer: str) -> str:
@@ -52,3 +54,12 @@ def test_the_hugging_face_trainer_takes_the_packs(given: dict[str, Any]) -> None
     )
     exec(example("Hugging Face Trainer"), given | {"model": model})
     assert (len(seen), sum(seen)) == (8, 16 * 8)
+
+
+def test_a_run_resumes_on_fewer_ranks(given: dict[str, Any]) -> None:
+    (code,) = re.findall(r"Resume on fewer GPUs.*?```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    begun = loader(PackedDataset(given["steps"], given["store"], rank=0, world=8))
+    next(iter(begun))
+    names = given | {"state": begun.state_dict()}
+    exec(textwrap.dedent(code), names)
+    assert [data["step"] for data, _ in names["batches"]] == [1]

@@ -62,7 +62,8 @@ def in_a_process(*words: str) -> dict[str, Any]:
 def filled(catalog: Catalog, store: LocalStore, write_dataset: WriteDataset) -> tuple[str, str]:
     """Fill a database and a store with some of everything; return the ids of a dataset and of a plan of it."""
     catalog.add(job(1), "k1")
-    catalog.add(job(2, JobState.SUCCEEDED), "k2")
+    for number in range(4, 20):
+        catalog.add(job(number, JobState.SUCCEEDED), f"k{number}")
     catalog.put({"ünï": bytes(range(256))})
     Tokens(catalog.engine).create("me", Role.ADMIN, None)
     dataset = write_dataset(store, [[number, 1] for number in range(20)])

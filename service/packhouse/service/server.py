@@ -16,8 +16,8 @@ STREAMS_WITHIN = 3
 """Seconds that open requests have to end after the service was told to; then they are cut."""
 
 IDLE_SECONDS = 75
-"""Seconds that a connection may wait for its next request. A client that lets go of idle ones does so earlier, httpx after
-five seconds: where both do it at once, the next request of a trainer runs into a closed connection."""
+"""Seconds that a connection may wait for its next request. Clients let go of idle ones earlier, httpx after five: where
+both do so at the same time, the next request of a trainer runs into a closed connection."""
 
 
 @contextmanager
