@@ -90,3 +90,19 @@ def test_each_command_stands_in_the_table() -> None:
     rows = re.findall(r"^\| (`packhouse .*?) \|", section(CLIENT, "Commands"), re.MULTILINE)
     told = [re.match(r"packhouse( [a-z]+)+", command) for row in rows for command in re.findall(r"`(.*?)`", row)]
     assert {found[0] for found in told if found} == there
+
+
+READMES = [ROOT / folder / "README.md" for folder in ("", "client", "deploy", "service", "tests", "trainer", "worker")]
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
+def test_links_lead_somewhere(readme: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", readme.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        if target.startswith("http"):
+            continue
+        place = readme.parent / path if path else readme
+        assert place.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", place.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}, target

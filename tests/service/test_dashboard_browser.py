@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +72,27 @@ WATCHING = """addEventListener("DOMContentLoaded", () => {
 })"""
 
 
+@pytest.fixture
+def loaded(service: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when the pages are there: until then a job begins no task."""
+    event, submit = threading.Event(), service.parts.executor.submit
+
+    def held(*args: Any, **kwargs: Any) -> Any:
+        event.wait(60)
+        return submit(*args, **kwargs)
+
+    monkeypatch.setattr(service.parts.executor, "submit", held)
+    return event
+
+
 def test_a_job_is_followed_without_a_reload(
-    browser: Browser, service: Any, dashboard: Dashboard, corpus: Path, tokenizer_dir: Path, tmp_path: Path
+    browser: Browser,
+    service: Any,
+    dashboard: Dashboard,
+    corpus: Path,
+    tokenizer_dir: Path,
+    tmp_path: Path,
+    loaded: threading.Event,
 ) -> None:
     """On the overview, on its own page, and where there is no stream of events."""
     source = tmp_path / "part.jsonl"
@@ -90,6 +110,7 @@ def test_a_job_is_followed_without_a_reload(
         line = f"document.querySelector('#job-{job.id}')"
         overview.wait(f"{line} !== null")
         overview.run(f"{line}.querySelector('a').focus()")
+        loaded.set()
         client.wait(job.id)
         overview.wait(f"{line}.querySelector('.state').textContent === 'succeeded'")
         for one in (page, polling):

@@ -38,7 +38,7 @@ def check(response: httpx.Response, status: int, kind: str, *words: str) -> dict
         ({"sources": ["/nowhere/x.jsonl"]}, ["/nowhere/x.jsonl", "No such file"]),
         ({"sources": ["x.jsonl"]}, ["'x.jsonl'", "relative"]),
         ({"sources": ["/dev/null"]}, ["/dev/null", "not a regular file"]),
-        ({"sources": ["file:///etc/passwd"]}, ["file:///etc/passwd"]),
+        ({"sources": ["file:///etc/passwd"]}, ["an address that begins with 'file'"]),
         ({"sources": ["/nowhere/*.jsonl"]}, ["matches no"]),
         ({"sources": ["/x\0y"]}, ["zero byte"]),
         ({"sources": []}, ["body.sources", "at least 1"]),
@@ -60,7 +60,7 @@ def test_bad_jobs_are_refused_at_once(
 ) -> None:
     begun = time.monotonic()
     response = http.post("/v1/jobs", json=body(tokenizer_dir, texts, **changes))
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 10  # before any job would run
     check(response, 422, "invalid-request", *words)
 
 
