@@ -69,10 +69,15 @@ def sample(path: Path, count: int = 60) -> list[dict[str, Any]]:
     return records[:count]
 
 
+@cache
+def loaded(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_qwen3_is_the_template_of_its_tokenizer(file: str, shared: Path) -> None:
     folder = shared / "data" / "tokenizers" / "qwen3"
-    own = ChatTemplate(AutoTokenizer.from_pretrained(folder).chat_template, {})
+    own = ChatTemplate(loaded(folder).chat_template, {})
     built_in = ChatTemplate(BUILT_IN["qwen3"], {})
     for record in sample(shared / "data" / "sft" / file):
         form, names = recognise(record) or pytest.fail("no form")
@@ -97,7 +102,7 @@ def test_every_file_goes_in_as_it_is_and_what_is_trained_is_what_the_assistant_s
     made = rows(kit, records)
     assert (made.rejects, len(made.ids)) == ([], len(records))
     end = {"qwen3": "<|im_end|>", "deepseek-v3": "<｜end▁of▁sentence｜>", "mistral-spm": "<|im_end|>"}[tokenizer]
-    decode = AutoTokenizer.from_pretrained(folder).decode
+    decode = loaded(folder).decode
     for record, trained in zip(records, made.trained, strict=True):
         chat = chat_of_form(record, recipe.record, recipe.names)
         said = [message for message in chat.messages if message["role"] == "assistant"]
