@@ -9,7 +9,7 @@ COPY service/packhouse service/packhouse
 COPY trainer/packhouse trainer/packhouse
 RUN python -m venv /opt/packhouse \
     && /opt/packhouse/bin/pip install --no-cache-dir --disable-pip-version-check \
-        --constraint requirements.lock ".[trainer]"
+        --constraint requirements.lock ".[trainer,vision]"
 
 FROM python:3.11.14-slim-bookworm
 RUN groupadd --gid 10001 packhouse \

@@ -12,7 +12,7 @@ COPY trainer/packhouse trainer/packhouse
 RUN python -m venv /opt/packhouse \
     && /opt/packhouse/bin/pip install --no-cache-dir --disable-pip-version-check \
         --constraint requirements.lock --constraint deploy/containers/ray.lock \
-        ".[worker]" "ray[default,client]"
+        ".[worker,vision]" "ray[default,client]"
 
 FROM python:3.11.14-slim-bookworm
 RUN groupadd --gid 10001 packhouse \

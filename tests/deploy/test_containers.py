@@ -43,6 +43,7 @@ def test_an_image_is_built_from_the_lock_and_from_files_that_are_there(role: str
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (wanted,) = re.findall(r'"\.\[([a-z,]+)\]"', install)
     assert set(wanted.split(",")) <= set(extras)
+    assert "vision" in wanted  # each of them meets chats with pictures: to preview, to encode, to load pixels
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
     for line in lines:

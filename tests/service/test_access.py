@@ -224,6 +224,34 @@ def test_a_browser_signs_in_and_its_cookie_is_no_use_elsewhere(house: House) -> 
     assert house.ask("GET", "/jobs") == 401
 
 
+def test_a_browser_is_told_in_pages(house: House) -> None:
+    page = {"accept": "text/html,*/*", **FORM}
+    own = {**page, "origin": "http://localhost"}
+    refused = house.web.post("/preview", content="source=/a", headers={**own, **house.token("ann", Role.READ)})
+    assert (refused.status_code, refused.headers["content-type"].split(";")[0]) == (403, "text/html")
+    assert "may read, and this needs submit" in refused.text
+    ended = house.web.post("/preview", content="source=/a", headers=own)
+    assert (ended.status_code, ended.headers["location"]) == (303, "/login")
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_cookie_that_came_by_tls_stays_there_also_behind_a_proxy(house: House, scheme: str) -> None:
+    secret = house.token("ann", Role.READ)["authorization"].removeprefix("Bearer ")
+    entered = house.web.post("/login", data={"token": secret}, headers={"origin": f"{scheme}://localhost"})
+    assert ("Secure" in entered.headers["set-cookie"].split("; ")) == (scheme == "https")
+
+
+@pytest.mark.parametrize("others", ["a=b; {}; alone", "[odd]=1; {}", '_xsrf=2|1:0|"x; {}', "{}; =; ;", "{}"])
+def test_the_cookies_of_other_programs_are_no_hindrance(house: House, others: str) -> None:
+    secret = house.token("ann", Role.READ)["authorization"].removeprefix("Bearer ")
+    assert house.ask("GET", "/v1/whoami", headers={"cookie": others.format(f"packhouse_token={secret}")}) == 200
+
+
+def test_a_form_of_too_many_fields_is_refused_where_one_signs_in(house: House) -> None:
+    answer = house.web.post("/login", content="&".join(f"f{n}=1" for n in range(101)), headers=FORM)
+    assert (answer.status_code, "more than 100 fields" in answer.text) == (422, True)
+
+
 @pytest.mark.parametrize("onward", ["//evil.example/x", "https://evil.example", "/\\evil.example", "javascript:x"])
 def test_signing_in_leads_nowhere_else(house: House, onward: str) -> None:
     secret = house.token("ann", Role.READ)["authorization"].removeprefix("Bearer ")

@@ -239,6 +239,28 @@ def test_a_warning_of_the_recipe_stands_in_the_job(service: Any, texts: Path, to
     assert "'<eoa>', which is not a token of its own" in warning
 
 
+def test_b091_what_is_told_of_no_rows_is_json(service: Any, tmp_path: Path, tokenizer_dir: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("{\n")
+    asked = JobSpec(sources=[str(tmp_path)], tokenizer=str(tokenizer_dir), kind="text", format="text", max_bad_share=1)
+
+    def strict(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON")
+
+    with Client(service.url) as client:
+        job = client.wait(client.submit(asked).id)
+    assert (job.progress.rows, job.progress.rejected) == (0, {"invalid_json": 1})
+    for path in (f"/jobs/{job.id}", f"/datasets/{job.dataset}", f"/datasets/{job.dataset}/manifest", "/cache"):
+        answer = httpx.get(f"{service.url}/v1{path}")
+        assert answer.status_code == 200, path
+        json.loads(answer.text, parse_constant=strict)
+        page = httpx.get(f"{service.url}{path}") if path.count("/") == 2 else None
+        assert page is None or (page.status_code, "nan" in page.text.lower().split()) == (200, False), path
+    for strategy in ("none", "best_fit", "balanced", "hard"):
+        plan = {"datasets": [job.dataset], "pack_length": 64, "strategy": strategy}
+        answer = httpx.post(f"{service.url}/v1/plans", json=plan, timeout=30)
+        assert (answer.status_code, "none of the 0 samples" in answer.json()["detail"]) == (422, True), answer.text
+
+
 def test_an_empty_source_gives_no_rows_and_a_warning(service: Any, tmp_path: Path, tokenizer_dir: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     with Client(service.url) as client:

@@ -84,6 +84,7 @@ def test_a_broken_tokenizer_is_refused(http: httpx.Client, tmp_path: Any, texts:
     ],
 )
 def test_bad_bodies(http: httpx.Client, content: bytes, words: list[str]) -> None:
+    """Case B091 among them: NaN and Infinity are no JSON that is taken."""
     response = http.post("/v1/jobs", content=content, headers={"content-type": "application/json"})
     check(response, 422, "invalid-request", *words)
 
@@ -135,6 +136,7 @@ def test_bad_addresses(http: httpx.Client, method: str, path: str, status: int, 
         ({"datasets": [NOTHING]}, 404, "not-found", [NOTHING]),
         ({"datasets": ["../../x"]}, 404, "not-found", ["../../x"]),
         ({"datasets": []}, 422, "invalid-request", ["body.datasets"]),
+        ({"datasets": [NOTHING] * 10_001}, 422, "invalid-request", ["body.datasets", "at most 10000"]),
         ({"pack_length": 0}, 422, "invalid-request", ["body.pack_length"]),
         ({"colour": 1}, 422, "invalid-request", ["body.colour"]),
         ({"seq_len": 5}, 422, "invalid-request", ["seq_len 5"]),

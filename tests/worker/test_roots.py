@@ -128,6 +128,20 @@ def test_a_tokenizer_lies_inside_with_all_its_files(root: Path, tokenizer_dir: P
         load_tokenizer(str(inside))
 
 
+def test_the_named_templates_of_a_tokenizer_lie_inside_and_are_read_anew(root: Path, tokenizer_dir: Path) -> None:
+    inside = root / "tokenizer"
+    shutil.copytree(tokenizer_dir, inside)
+    named = inside / "additional_chat_templates"
+    named.mkdir()
+    for text in ("{{ 'one' }}", "{{ 'two' }}"):
+        (named / "tool_use.jinja").write_text(text)
+        assert text[3:8] in (load_tokenizer(str(inside))[1] or "")
+    (named / "tool_use.jinja").unlink()
+    link(root, "tokenizer/additional_chat_templates/tool_use.jinja", "outside/out.jsonl")
+    with pytest.raises(roots.OutsideRoots, match=r"tool_use\.jinja"):
+        load_tokenizer(str(inside))
+
+
 def test_files_that_records_name_lie_inside(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(roots.OutsideRoots):
         check_roots({"": str(root.parent / "outside")})

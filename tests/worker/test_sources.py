@@ -63,6 +63,17 @@ def test_folders_are_searched_to_the_bottom_and_names_with_brackets_are_names(tm
     assert expand([f"{tmp_path}/**/*.ndjson"]) == [str(deep)]
 
 
+def test_a_glob_names_each_file_once_and_is_no_way_to_keep_the_service_busy(tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*"abcdefghijklmnop")
+    folder.mkdir(parents=True)
+    (folder / "x.jsonl").write_text("{}\n")
+    assert expand([f"{tmp_path}/**/p/**/*.jsonl"]) == [str(folder / "x.jsonl")]
+    assert expand([f"{tmp_path}/**/**/*.jsonl"]) == [str(folder / "x.jsonl")]
+    for place in (str(tmp_path), "s3://bucket/data"):
+        with pytest.raises(InvalidRequest, match=r"'\*\*' more than twice"):
+            expand([place + "/**" * 12 + "/*.jsonl"])
+
+
 @pytest.mark.parametrize(
     ("name", "data", "match"),
     [

@@ -29,7 +29,7 @@ Strategy = Literal["none", "soft", "hard", "internevo", "internevo_unpacked", "b
 class PlanSpec(Wire):
     """What a plan is asked for; with the datasets' content it decides the plan's id."""
 
-    datasets: Annotated[list[str], Field(min_length=1)]
+    datasets: Annotated[list[str], Field(min_length=1, max_length=10_000)]
     weights: list[Annotated[float, Field(ge=0)]] | None = None
     """Share of each dataset in the tokens of the plan; None takes each dataset whole. With weights or dataset_epochs
     a pack holds samples of one dataset, and any run of packs holds each dataset's share to within two packs."""

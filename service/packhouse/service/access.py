@@ -6,7 +6,6 @@ It stands before all routes and reads no body. A path that no route is known for
 import logging
 import re
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
 from typing import Annotated
 from urllib.parse import quote, urlsplit
@@ -17,11 +16,13 @@ from fastapi import Depends, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from packhouse.client.errors import PackhouseError
 from packhouse.service import problems
+from packhouse.service.dashboard.render import error_page
 from packhouse.service.logs import bound
 from packhouse.service.tokens import Caller, Role, Tokens
 
@@ -185,11 +186,8 @@ def _bearer(headers: Headers) -> str:
 
 
 def _cookie(headers: Headers) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
+    # A browser sends the cookies of every program of this host, and the standard library stops at the first odd one.
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
 
 
 def _check_same_site(headers: Headers) -> None:
@@ -217,10 +215,12 @@ def _check_loopback(headers: Headers) -> None:
 
 
 def _refusal(error: PackhouseError, scope: Scope) -> Response:
-    """Return the answer that tells of an error; a browser that wants a page is led to where a token is asked for."""
-    headers = Headers(scope=scope)
-    if error.status == 401 and scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
-        return RedirectResponse("/login?next=" + quote(scope["path"]), 303, {"cache-control": "no-store"})
+    """Return the answer that tells of an error; a browser gets a page, or is led to where a token is asked for."""
+    if "text/html" in Headers(scope=scope).get("accept", ""):
+        if error.status != 401:
+            return error_page(error)
+        onward = "?next=" + quote(scope["path"]) if scope["method"] == "GET" else ""
+        return RedirectResponse("/login" + onward, 303, {"cache-control": "no-store"})
     more = {"www-authenticate": 'Bearer realm="packhouse"'} if error.status == 401 else {}
     return problems.respond(problems.describe(error), more)
 

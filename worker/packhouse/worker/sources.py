@@ -17,7 +17,7 @@ from packhouse.client.digest import digest_bytes
 from packhouse.client.errors import InvalidRequest, PackhouseError
 from packhouse.worker import roots
 from packhouse.worker.cutting import NoLineEnd, cut
-from packhouse.worker.places import each, is_object, objects, read_range, trouble, version_of
+from packhouse.worker.places import check_glob, each, is_object, objects, read_range, trouble, version_of
 from packhouse.worker.readers import damaged, kind_of, parts_of, unpack
 from packhouse.worker.unpacked import Unpacked, open_part
 
@@ -97,6 +97,7 @@ def check_readable(files: Sequence[str]) -> None:
 
 
 def _expand_one(source: str) -> list[str]:
+    check_glob(source)
     roots.check_pattern(source)  # before anything is looked at
     if os.path.isdir(source):
         found = [str(path) for path in Path(source).rglob("*") if path.name.endswith(_SUFFIXES)]
@@ -105,7 +106,7 @@ def _expand_one(source: str) -> list[str]:
         roots.check(source)
         return [source]
     else:
-        found = glob.glob(source, recursive=True)
+        found = list(set(glob.glob(source, recursive=True)))  # two '**' find a file in more ways than one
         remedy = "check the pattern"
     roots.check_all(found)  # links lead anywhere, and whether there is a file must not be told of those
     found = [path for path in found if os.path.isfile(path)]

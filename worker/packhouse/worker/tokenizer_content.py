@@ -90,14 +90,21 @@ def load_tokenizer(folder: str) -> tuple[TokenizerContent, str | None]:
         raise InvalidRequest(detail, "give the absolute path of one with a tokenizer.json; hub names are not fetched")
     signature = []
     try:
-        for path in sorted(Path(folder).iterdir()):
+        for path in _files(Path(folder)):
             roots.check(str(path))
             info = path.stat()
-            signature.append((path.name, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino))
+            signature.append(
+                (str(path.relative_to(folder)), info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+            )
     except OSError as error:
         detail = f"the tokenizer in {folder!r} cannot be read ({error.strerror}: {error.filename!r})"
         raise InvalidRequest(detail, "check the folder") from None
     return _load_tokenizer(folder, tuple(signature))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return all that transformers may read: what lies in the folder, and its named templates one below."""
+    return sorted([*folder.iterdir(), *(folder / "additional_chat_templates").glob("*")])
 
 
 @lru_cache(maxsize=16)

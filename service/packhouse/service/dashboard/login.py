@@ -1,12 +1,11 @@
 """The page where a browser is given its token: kept in a cookie that no script reads and no other site's page sends."""
 
-from urllib.parse import parse_qsl
-
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from packhouse.service.access import COOKIE
+from packhouse.service.dashboard.form import fields
 from packhouse.service.dashboard.render import page
 from packhouse.service.json_body import JsonRequest
 from packhouse.service.parts import Given
@@ -26,13 +25,13 @@ def ask(next: str = "/") -> Response:
 @router.post("/login", response_class=Response)
 async def enter(request: Request, parts: Given) -> Response:
     """Keep a token that is good, and lead on; say so of one that is not."""
-    body = await JsonRequest(request.scope, request.receive).body()
-    typed = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=10))
+    typed = fields(await JsonRequest(request.scope, request.receive).body())
     token, onward = typed.get("token", "").strip(), _inside(typed.get("next", "/"))
     if await run_sync(parts.tokens.caller, token) is None:
         return page("login.html", 401, wrong="This token is not known, was revoked or has ended.", next=onward)
     answer = RedirectResponse(onward, 303, {"cache-control": "no-store"})
-    secure = request.url.scheme == "https"
+    # The browser's own word counts too: where a proxy speaks TLS, the request itself comes without.
+    secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
     answer.set_cookie(COOKIE, token, max_age=KEPT_SECONDS, httponly=True, samesite="strict", secure=secure)
     return answer
 

@@ -22,7 +22,7 @@ from packhouse.service import byte_ranges, problems, work
 from packhouse.service.dashboard import live, pictures, preview_form
 from packhouse.service.dashboard.dataset_facts import FactsOfDatasets
 from packhouse.service.dashboard.history import History
-from packhouse.service.dashboard.render import page, static_files
+from packhouse.service.dashboard.render import error_page, page, static_files
 from packhouse.service.dashboard.stored import Stored
 from packhouse.service.dashboard.views import PHASES, Views, done
 from packhouse.service.json_body import JsonRequest
@@ -45,19 +45,15 @@ class PageRoute(APIRoute):
             try:
                 return await handler(JsonRequest(request.scope, request.receive))
             except PackhouseError as error:
-                return _error(error)
+                return error_page(error)
             except DBAPIError as error:
-                return _error(problems.database_trouble(error))
+                return error_page(problems.database_trouble(error))
             except RequestValidationError as error:
                 item = error.errors()[0]
                 fact = f"{item['loc'][-1]} is {str(item.get('input'))[:80]!r}: {item['msg']}"
-                return _error(InvalidRequest(fact, "go back, or start at the overview"))
+                return error_page(InvalidRequest(fact, "go back, or start at the overview"))
 
         return handle
-
-
-def _error(error: PackhouseError) -> Response:
-    return page("error.html", error.status, error=error, title=problems.describe(error).title)
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False, default_response_class=HTMLResponse)

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from typing import Any, get_args
-from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
 
 from packhouse.client.errors import InvalidRequest
 from packhouse.client.wire import Form, JobSpec, PreviewSpec
+from packhouse.service.dashboard.form import fields
 
 _CHOICES = ("kind", "documents", "control_tokens", "loss", "overflow")
 
@@ -20,7 +20,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     },
 }
 """What each field with choices may be."""
-MOST_FIELDS = 100
 EMPTY: Mapping[str, str] = {
     "source": "",
     "tokenizer": "",
@@ -36,11 +35,7 @@ EMPTY: Mapping[str, str] = {
 
 def typed(body: bytes) -> dict[str, str]:
     """Return the fields of a form as they were typed, with the empty ones; raise ``InvalidRequest``."""
-    try:
-        given = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
-    except ValueError:
-        fact = f"the form has more than {MOST_FIELDS} fields"
-        raise InvalidRequest(fact, "use the form of this page") from None
+    given = fields(body)
     return {name: given.get(name, "") for name in EMPTY}
 
 

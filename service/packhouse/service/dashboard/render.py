@@ -14,7 +14,9 @@ from markupsafe import Markup
 
 from packhouse.client.charts import short
 from packhouse.client.digest import digest_bytes
+from packhouse.client.errors import PackhouseError
 from packhouse.client.wire_cache import show_size
+from packhouse.service import problems
 from packhouse.service.dashboard import pictures
 from packhouse.service.dashboard.history import recipe_title_of, title_of
 
@@ -32,6 +34,11 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 def page(template: str, status: int = 200, **context: Any) -> HTMLResponse:
     """Return the page that a template makes."""
     return HTMLResponse(fragment(template, **context), status, HEADERS)
+
+
+def error_page(error: PackhouseError) -> HTMLResponse:
+    """Return the page that tells of an error."""
+    return page("error.html", error.status, error=error, title=problems.describe(error).title)
 
 
 def fragment(template: str, **context: Any) -> str:
