@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from packhouse.service.settings import Settings
 from packhouse.service.space import Space
 from packhouse.service.work import CacheWork
 from packhouse.worker.executor import Executor
+from packhouse.worker.sources import Fingerprint
 
 # A first call may compile a kernel, and the machine may be busy.
 settings.register_profile("packhouse", deadline=None)
@@ -258,6 +260,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"text": f"text {number}: " + "words and more words, " * (number % 40)}) for number in range(300)
     ]
     file.write_text("\n".join([*lines[:199], "", '{"text": not json', *lines[199:]]))
+    while not Fingerprint.of(str(file)).settled():  # the blocks of a file that may still change are not remembered
+        time.sleep(0.02)
     return file
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,14 +75,17 @@ WATCHING = """addEventListener("DOMContentLoaded", () => {
 
 @pytest.fixture
 def loaded(service: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when the pages are there: until then a job begins no task."""
-    event, submit = threading.Event(), service.parts.executor.submit
+    """Set when the pages are there: no task of a job ends before, and from then on one in half a second."""
+    event, wait = threading.Event(), service.parts.executor.wait
 
-    def held(*args: Any, **kwargs: Any) -> Any:
-        event.wait(60)
-        return submit(*args, **kwargs)
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        ended = wait(*args, **kwargs)
+        if ended:
+            event.wait(60)
+            time.sleep(0.5)
+        return ended
 
-    monkeypatch.setattr(service.parts.executor, "submit", held)
+    monkeypatch.setattr(service.parts.executor, "wait", slow)
     return event
 
 
