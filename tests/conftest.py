@@ -252,6 +252,13 @@ def service(executor: Executor, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield running
 
 
+def settled(file: Path) -> Path:
+    """Return the file when it is so old that its blocks will be remembered: those of a fresh one are not."""
+    while not Fingerprint.of(str(file)).settled():
+        time.sleep(0.02)
+    return file
+
+
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A JSON lines file with 300 texts, and one line that is not JSON (line 201, after a blank one)."""
@@ -260,9 +267,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"text": f"text {number}: " + "words and more words, " * (number % 40)}) for number in range(300)
     ]
     file.write_text("\n".join([*lines[:199], "", '{"text": not json', *lines[199:]]))
-    while not Fingerprint.of(str(file)).settled():  # the blocks of a file that may still change are not remembered
-        time.sleep(0.02)
-    return file
+    return settled(file)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.browser import Browser, Page, chromium
+from tests.conftest import settled
 
 from packhouse.client.api import Client, JobFailed
 from packhouse.client.wire import Job, JobSpec
@@ -46,6 +47,7 @@ def dashboard(
     source = tmp_path_factory.mktemp(EVIL) / f"{EVIL}.jsonl"
     lines = [json.dumps({"text": f"text {number}"}) for number in range(100)]
     source.write_text("\n".join([*lines, f"{EVIL} \u202e not JSON", '{"txt": 1}']))
+    settled(source)  # or its lines would not be shown
     with Client(service.url) as client:
         spec = JobSpec(sources=[str(source)], tokenizer=str(tokenizer_dir), max_bad_share=0.5, name=EVIL + "long" * 40)
         job = client.wait(client.submit(spec).id)

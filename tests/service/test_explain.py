@@ -5,24 +5,30 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.conftest import RunningService
+from tests.conftest import RunningService, settled
 
 from packhouse.client.api import Client
 from packhouse.client.cli import main
 from packhouse.client.errors import InvalidRequest
-from packhouse.client.wire import Job
+from packhouse.client.wire import Job, JobSpec
 
 CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' }}{% endfor %}"
 
 
-def test_a_job_that_was_done_is_explained_as_all_hits(service: RunningService, cached: Job) -> None:
+def test_a_job_that_was_done_is_explained_as_all_hits(
+    service: RunningService, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "own.jsonl"  # of which no other test has made something else
+    source.write_text('{"text": "done once, under one recipe"}\n')
     with Client(service.url) as client:
-        found = client.explain(cached.spec)
-        other = client.explain(cached.spec.model_copy(update={"max_length": 7}))
-    assert (found.hits, found.blocks, found.unscanned, found.recipe) == (1, 1, 0, cached.recipe)
+        spec = JobSpec(sources=[str(settled(source))], tokenizer=str(tokenizer_dir))
+        done = client.wait(client.submit(spec).id)
+        found = client.explain(spec)
+        other = client.explain(spec.model_copy(update={"max_length": 7}))
+    assert (found.hits, found.blocks, found.unscanned, found.recipe) == (1, 1, 0, done.recipe)
     (miss,) = other.misses
-    assert (miss.reason, miss.recipe) == ("max_length", cached.recipe)
+    assert (miss.reason, miss.recipe) == ("max_length", done.recipe)
     first = miss.changes[0]
     assert (first.field, first.old, first.new) == ("max_length", None, 7)
 
@@ -68,6 +74,7 @@ def test_the_command_shows_old_and_new_side_by_side_and_a_template_as_a_differen
 ) -> None:
     source, template = tmp_path / "chats.jsonl", tmp_path / "template"
     source.write_text(json.dumps(CHAT) + "\n")
+    settled(source)
     common = [str(source), "--tokenizer", str(tokenizer_dir), "--url", service.url]
     template.write_text(TEMPLATE)
     assert main(["explain", *common, "--template", str(template)]) == 0
