@@ -3,6 +3,7 @@
 The one that is killed is the program in a process of its own; the other answers from this process.
 """
 
+import json
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import pytest
 from tests.program import gone, serving
 
 from packhouse.client.api import Client, JobFailed
+from packhouse.client.faults import WRITTEN
 from packhouse.client.wire import Job, JobSpec, JobState
 
 
@@ -34,8 +36,12 @@ def test_a_job_outlives_the_service_that_runs_it(
     """Cases B086 and B087, across services."""
     url, store = postgres(), str(tmp_path / "store")
     spec = JobSpec(sources=[str(corpus)], tokenizer=str(tokenizer_dir))
+    slow = tmp_path / "slow.json"  # or its jobs might end before the other service is there
+    slow.write_text(
+        json.dumps([{"point": WRITTEN, "key": "shards/*", "action": "delay", "seconds": 1, "times": 10_000}])
+    )
     settings = {"PACKHOUSE_DATABASE_URL": url, "PACKHOUSE_STORE": store, "PACKHOUSE_LEASE_SECONDS": "2"}
-    with serving(tmp_path / "home", **settings) as program, Client(program.url) as first:
+    with serving(tmp_path / "home", PACKHOUSE_FAULTS=str(slow), **settings) as program, Client(program.url) as first:
         cancelled, job = first.submit(spec.model_copy(update={"max_length": 9})), first.submit(spec)
         for one in (cancelled, job):  # both run here: there is no other service yet
             encoding(first, one)

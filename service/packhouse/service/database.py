@@ -1,6 +1,8 @@
 """The database: SQLite or PostgreSQL behind one engine, and the few words in which their SQL differs."""
 
 import json
+import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
@@ -33,6 +35,8 @@ from packhouse.service.tables import Table
 
 T = TypeVar("T")
 
+BUSY_SECONDS = 10
+"""How long SQLite waits for another writer."""
 CHUNK = 5_000
 """Values of one statement: SQLite takes 32,766 of them, PostgreSQL 65,535."""
 
@@ -137,6 +141,16 @@ def _set_up_postgresql(connection: Any, record: object) -> None:
 def _set_up_sqlite(connection: Any, record: object) -> None:
     """Readers never wait for a writer, and what was committed survives a loss of power."""
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "foreign_keys=ON"):
+    # The time-out first; and it does not hold for the change to WAL, which two services may make at once.
+    for pragma in (f"busy_timeout={BUSY_SECONDS * 1000}", "synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.02)
     cursor.close()
