@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 the job failed or was cancelled, 2 the request was wrong, 
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -17,29 +16,10 @@ import typer
 from packhouse.client import cli_explain, cli_plan, cli_preview, console, settings
 from packhouse.client.api import Client, JobFailed
 from packhouse.client.cli_cache import cache_app
-from packhouse.client.command import AsJson, Url, request, show
+from packhouse.client.command import AsJson, Url, show
 from packhouse.client.errors import InvalidRequest, PackhouseError, Unavailable
-from packhouse.client.function_options import FileRoots, Tokenize, TokenizeOptions, function_fields
-from packhouse.client.record_options import (
-    AddBos,
-    AddEos,
-    Control,
-    Documents,
-    FieldNames,
-    Kind,
-    Loss,
-    MaxLength,
-    MessagesField,
-    Overflow,
-    RecordForm,
-    Template,
-    TemplateDate,
-    TextField,
-    absolute,
-    form_fields,
-    read_template,
-)
-from packhouse.client.wire import Job, JobSpec, JobState
+from packhouse.client.job_options import JobOptions, job_spec, with_job_options
+from packhouse.client.wire import Job, JobState
 
 FAILED, WRONG, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
@@ -91,29 +71,14 @@ def _report(error: PackhouseError, *, as_json: bool) -> int:
 
 
 @app.command()
+@with_job_options
 def submit(
     sources: Annotated[list[str], typer.Argument(help="Files, folders or globs, on the service's machine.")],
     tokenizer: Annotated[str, typer.Option(help="Folder with a tokenizer.json, on the service's machine.")],
-    form: RecordForm = None,
-    kind: Kind = None,
-    text_field: TextField = "text",
-    messages_field: MessagesField = "messages",
-    field: FieldNames = None,
-    documents: Documents = "file",
-    template: Template = None,
-    template_date: TemplateDate = None,
-    control_tokens: Control = None,
-    loss: Loss = None,
+    options: JobOptions,
     untrained: Annotated[
         Literal["quarantine", "drop"], typer.Option(help="What happens to a record with no token to be trained.")
     ] = "quarantine",
-    add_bos: AddBos = False,
-    add_eos: AddEos = None,
-    max_length: MaxLength = None,
-    overflow: Overflow = "truncate",
-    tokenize: Tokenize = None,
-    tokenize_option: TokenizeOptions = None,
-    file_root: FileRoots = None,
     on_bad_record: Annotated[
         Literal["quarantine", "fail"], typer.Option(help="What happens to a record that cannot be used.")
     ] = "quarantine",
@@ -127,22 +92,11 @@ def submit(
     url: Url = None,
 ) -> None:
     """Submit a caching job: these sources, this tokenizer."""
-    spec = request(
-        JobSpec,
-        sources=[absolute(source) for source in sources],
-        tokenizer=os.path.abspath(tokenizer),
-        **form_fields(form, kind, text_field, messages_field, field),
-        documents=documents,
-        template=read_template(template),
-        template_date=template_date,
-        control_tokens=control_tokens,
-        loss=loss,
+    spec = job_spec(
+        sources,
+        tokenizer,
+        options,
         untrained=untrained,
-        add_bos=add_bos,
-        add_eos=add_eos,
-        max_length=max_length,
-        overflow=overflow,
-        **function_fields(tokenize, tokenize_option, file_root),
         on_bad_record=on_bad_record,
         max_bad_share=max_bad_share,
         name=name,

@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import os
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -13,28 +12,9 @@ from rich.text import Text
 
 from packhouse.client import console
 from packhouse.client.api import Client
-from packhouse.client.command import AsJson, Url, request
-from packhouse.client.function_options import FileRoots, Tokenize, TokenizeOptions, function_fields
-from packhouse.client.record_options import (
-    AddBos,
-    AddEos,
-    Control,
-    Documents,
-    FieldNames,
-    Kind,
-    Loss,
-    MaxLength,
-    MessagesField,
-    Overflow,
-    RecordForm,
-    Template,
-    TemplateDate,
-    TextField,
-    absolute,
-    form_fields,
-    read_template,
-)
-from packhouse.client.wire import Change, JobSpec, Miss
+from packhouse.client.command import AsJson, Url
+from packhouse.client.job_options import JobOptions, job_spec, with_job_options
+from packhouse.client.wire import Change, Miss
 from packhouse.client.wire_cache import show_size
 from packhouse.client.wire_explain import Explanation
 
@@ -42,52 +22,21 @@ LINES_SHOWN = 40
 """Lines of a difference between two templates."""
 
 
+@with_job_options
 def explain(
     sources: Annotated[list[str], typer.Argument(help="Files, folders or globs, on the service's machine.")],
     tokenizer: Annotated[str, typer.Option(help="Folder with a tokenizer.json, on the service's machine.")],
-    form: RecordForm = None,
-    kind: Kind = None,
-    text_field: TextField = "text",
-    messages_field: MessagesField = "messages",
-    field: FieldNames = None,
-    documents: Documents = "file",
-    tokenize: Tokenize = None,
-    tokenize_option: TokenizeOptions = None,
-    file_root: FileRoots = None,
-    template: Template = None,
-    template_date: TemplateDate = None,
-    control_tokens: Control = None,
-    loss: Loss = None,
+    options: JobOptions,
     untrained: Annotated[
         Literal["quarantine", "drop"], typer.Option(help="What happens to a record with no token to be trained.")
     ] = "quarantine",
-    add_bos: AddBos = False,
-    add_eos: AddEos = None,
-    max_length: MaxLength = None,
-    overflow: Overflow = "truncate",
     scan: Annotated[bool, typer.Option(help="Read sources that are new or have changed, to look at them too.")] = False,
     limit: Annotated[int, typer.Option(min=0, max=10_000, help="Most sources to list.")] = 20,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
     """Say what of a job is in the cache and why the rest is not, before it runs. Takes the options of submit."""
-    spec = request(
-        JobSpec,
-        sources=[absolute(source) for source in sources],
-        tokenizer=os.path.abspath(tokenizer),
-        **form_fields(form, kind, text_field, messages_field, field),
-        documents=documents,
-        **function_fields(tokenize, tokenize_option, file_root),
-        template=read_template(template),
-        template_date=template_date,
-        control_tokens=control_tokens,
-        loss=loss,
-        untrained=untrained,
-        add_bos=add_bos,
-        add_eos=add_eos,
-        max_length=max_length,
-        overflow=overflow,
-    )
+    spec = job_spec(sources, tokenizer, options, untrained=untrained)
     with Client(url) as client, Progress(console=console.err(), transient=True, disable=as_json) as bar:
         task = bar.add_task("looking up", total=None)
         found = client.explain(

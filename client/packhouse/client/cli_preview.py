@@ -1,6 +1,5 @@
 """The command ``packhouse preview``: the first records of a job, what is trained of them in colour."""
 
-import os
 from typing import Annotated
 
 import typer
@@ -9,71 +8,22 @@ from rich.text import Text
 
 from packhouse.client import console
 from packhouse.client.api import Client
-from packhouse.client.command import AsJson, Url, request
-from packhouse.client.function_options import FileRoots, Tokenize, TokenizeOptions, function_fields
-from packhouse.client.record_options import (
-    AddBos,
-    AddEos,
-    Control,
-    Documents,
-    FieldNames,
-    Kind,
-    Loss,
-    MaxLength,
-    MessagesField,
-    Overflow,
-    RecordForm,
-    Template,
-    TemplateDate,
-    TextField,
-    absolute,
-    form_fields,
-    read_template,
-)
-from packhouse.client.wire import JobSpec, Preview, PreviewSample
+from packhouse.client.command import AsJson, Url
+from packhouse.client.job_options import JobOptions, job_spec, with_job_options
+from packhouse.client.wire import Preview, PreviewSample
 
 
+@with_job_options
 def preview(
     source: Annotated[str, typer.Argument(help="File of records, on the service's machine.")],
     tokenizer: Annotated[str, typer.Option(help="Folder with a tokenizer.json, on the service's machine.")],
+    options: JobOptions,
     records: Annotated[int, typer.Option(min=1, max=100, help="How many of the first records.")] = 3,
-    form: RecordForm = None,
-    kind: Kind = None,
-    text_field: TextField = "text",
-    messages_field: MessagesField = "messages",
-    field: FieldNames = None,
-    documents: Documents = "file",
-    template: Template = None,
-    template_date: TemplateDate = None,
-    control_tokens: Control = None,
-    loss: Loss = None,
-    add_bos: AddBos = False,
-    add_eos: AddEos = None,
-    max_length: MaxLength = None,
-    overflow: Overflow = "truncate",
-    tokenize: Tokenize = None,
-    tokenize_option: TokenizeOptions = None,
-    file_root: FileRoots = None,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
     """Show what the first records would become: trained tokens in colour, and what is kept out and why."""
-    spec = request(
-        JobSpec,
-        sources=[absolute(source)],
-        tokenizer=os.path.abspath(tokenizer),
-        **form_fields(form, kind, text_field, messages_field, field),
-        documents=documents,
-        template=read_template(template),
-        template_date=template_date,
-        control_tokens=control_tokens,
-        loss=loss,
-        add_bos=add_bos,
-        add_eos=add_eos,
-        max_length=max_length,
-        overflow=overflow,
-        **function_fields(tokenize, tokenize_option, file_root),
-    )
+    spec = job_spec([source], tokenizer, options)
     with Client(url) as client:
         shown = client.preview(spec, records)
     if as_json:

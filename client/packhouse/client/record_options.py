@@ -1,4 +1,4 @@
-"""The options of the command line that say how a record becomes tokens: those of ``submit`` and ``preview``."""
+"""The options of the command line that say how a record becomes tokens."""
 
 import os
 from pathlib import Path
